@@ -1,0 +1,62 @@
+// A fixed set of threads that run one function together and meet at its end.
+//
+// Workers spin briefly between calls (a futex wake costs 20 us, a decode step has hundreds of calls) and then sleep.
+// The calling thread is thread 0. An exception of any thread is rethrown to the caller after all have finished.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+namespace v100 {
+
+class ThreadPool {
+ public:
+  // n_threads >= 1, calling thread included.
+  explicit ThreadPool(int32_t n_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int32_t size() const noexcept;
+
+  // Threads that take part in the following calls: 1..size(). The others sleep.
+  void set_active(int32_t n_threads);
+  int32_t active() const noexcept;
+
+  // Runs work(thread_index) once on each active thread, returns when all are done. Not reentrant, one caller at a time.
+  template <typename Work>
+  void run(Work&& work) {
+    auto* target = &work;
+    run_erased([](void* context, int32_t thread) { (*static_cast<decltype(target)>(context))(thread); }, target);
+  }
+
+  // Splits [0, count) into contiguous chunks handed out in order to whichever thread is free: body(begin, end).
+  // Which thread takes a chunk varies between runs, so body's result must not depend on it.
+  template <typename Body>
+  void parallel_for(int64_t count, int64_t chunk, Body&& body) {
+    if (count <= 0) return;
+    if (count <= chunk || active() == 1) {
+      body(int64_t{0}, count);
+      return;
+    }
+    reset_counter();
+    run([&](int32_t) {
+      for (int64_t begin = next_chunk(chunk); begin < count; begin = next_chunk(chunk))
+        body(begin, begin + chunk < count ? begin + chunk : count);
+    });
+  }
+
+  static int32_t hardware_threads();  // cores this process may use, at least 1
+
+ private:
+  using Erased = void (*)(void*, int32_t);
+  void run_erased(Erased function, void* context);
+  void reset_counter();
+  int64_t next_chunk(int64_t chunk);
+
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace v100

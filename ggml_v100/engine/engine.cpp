@@ -1,0 +1,250 @@
+// The engine: checks at the door, makes room in memory, runs ubatches, samples. Nothing is computed for a refused call.
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include "base/thread_pool.h"
+
+namespace v100 {
+
+namespace {
+
+int32_t in_range(const char* field, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high)
+    throw InvalidArgument(std::string(field) + " is " + std::to_string(value) + ", expected " + std::to_string(low) +
+                          " to " + std::to_string(high));
+  return static_cast<int32_t>(value);
+}
+
+QuantType kv_type(const char* field, const std::string& name) {
+  const auto type = quant_type_from_name(name);
+  if (!type) throw InvalidArgument(std::string(field) + " is '" + name + "', which is not a tensor type");
+  return *type;
+}
+
+// Tokens are shared out in pages, so each sequence may waste most of one: the pool has a page more per sequence than n_ctx
+// needs. The pages are touched lazily, so unused ones cost nothing.
+int32_t pool_pages(int32_t n_ctx, int32_t n_seq_max) { return n_ctx / kPageTokens + (n_seq_max > 1 ? n_seq_max : 0); }
+
+int32_t rounded_context(const LoadedModel& model, const EngineParams& params) {
+  constexpr int64_t kLongest = int64_t{1} << 30;
+  const int32_t asked = in_range("n_ctx", params.n_ctx, 0, kLongest);
+  const int64_t n_ctx = asked > 0 ? asked : model.text().hyperparameters().context_length;
+  return static_cast<int32_t>((n_ctx + kPageTokens - 1) / kPageTokens * kPageTokens);
+}
+
+}  // namespace
+
+// Remembers the sequences' lengths and restores them unless the work was completed.
+class Engine::AppendGuard {
+ public:
+  explicit AppendGuard(PagedMemory& memory) : memory_(memory) {}
+  AppendGuard(const AppendGuard&) = delete;
+  AppendGuard& operator=(const AppendGuard&) = delete;
+  ~AppendGuard() {
+    if (completed_) return;
+    for (const auto& [sequence, length] : lengths_) memory_.truncate(sequence, length);
+  }
+  void append(int32_t sequence, int32_t n_tokens) {
+    lengths_.emplace_back(sequence, memory_.length(sequence));
+    memory_.append(sequence, n_tokens);
+  }
+  void complete() { completed_ = true; }
+
+ private:
+  PagedMemory& memory_;
+  std::vector<std::pair<int32_t, int32_t>> lengths_;
+  bool completed_ = false;
+};
+
+Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& params)
+    : model_(std::move(model)),
+      n_ctx_(rounded_context(*model_, params)),
+      n_batch_(in_range("n_batch", params.n_batch, 1, 1 << 24)),
+      n_ubatch_(std::min(n_batch_, in_range("n_ubatch", params.n_ubatch, 1, 1 << 20))),
+      n_threads_(in_range("n_threads", params.n_threads, 0, 512)),
+      n_threads_batch_(in_range("n_threads_batch", params.n_threads_batch, 0, 512)),
+      kv_shapes_(model_->text().kv_shapes()),
+      memory_(pool_pages(n_ctx_, in_range("n_seq_max", params.n_seq_max, 1, 4096)), params.n_seq_max,
+              [this](PageId from, PageId to) {
+                std::memcpy(kv_.data() + static_cast<size_t>(to) * page_bytes_,
+                            kv_.data() + static_cast<size_t>(from) * page_bytes_, page_bytes_);
+              }),
+      rope_(model_->text().rope(params.rope, n_ctx_)) {
+  if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
+  if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
+  for (KvShape& shape : kv_shapes_) {
+    shape.type_k = kv_type("type_k", params.type_k);
+    shape.type_v = kv_type("type_v", params.type_v);
+    layer_offset_.push_back(page_bytes_);
+    page_bytes_ += model_->backend().kv_page_bytes(shape);
+  }
+  kv_ = Buffer(static_cast<size_t>(memory_.n_pages()) * page_bytes_);
+  for (size_t layer = 0; layer < kv_shapes_.size(); ++layer)
+    kv_layers_.push_back({kv_.data() + layer_offset_[layer], page_bytes_, kv_shapes_[layer]});
+  ops_ = model_->backend().create_ops(std::max(n_threads_, n_threads_batch_));
+}
+
+Engine::~Engine() = default;
+
+void Engine::check_token(int32_t token) const {
+  const int32_t vocab = model_->text().hyperparameters().vocab;
+  if (token < 0 || token >= vocab)
+    throw InvalidArgument("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(vocab));
+}
+
+template <typename OnLogits>
+void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
+  std::vector<int32_t> tokens, positions, outputs;
+  std::vector<RowRange> visible;
+  std::vector<SequenceRows> sequences;
+  for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
+    const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
+    tokens.clear(), positions.clear(), outputs.clear(), visible.clear(), sequences.clear();
+    for (const Row& row : ubatch) {
+      const auto r = static_cast<int32_t>(tokens.size());
+      if (r == 0 || row.sequence != ubatch[static_cast<size_t>(r) - 1].sequence)
+        sequences.push_back({{r, r}, memory_.pages(row.sequence)});
+      sequences.back().rows.end = r + 1;
+      tokens.push_back(row.token);
+      positions.push_back(row.index);
+      visible.push_back({0, row.index + 1});
+      if (row.wanted) outputs.push_back(r);
+    }
+    const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
+    ops_->set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
+    const Ops::Scope scope(*ops_);
+    const ForwardState state{kv_layers_, rope_table_.fill(rope_, positions)};
+    const Tensor logits = model_->text().forward(*ops_, ubatch_rows, state, outputs);
+    for (int32_t i = 0; i < logits.rows; ++i)
+      on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
+                std::span<const float>(logits.row(i), static_cast<size_t>(logits.features)));
+  }
+}
+
+std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Row> rows;
+  std::vector<size_t> item_of_row;  // work item of each wanted row, by row number
+  for (size_t item = 0; item < work.size(); ++item) {
+    const SequenceWork& w = work[item];
+    if (w.tokens.empty()) throw InvalidArgument("work item " + std::to_string(item) + " has no tokens");
+    for (size_t other = 0; other < item; ++other)
+      if (work[other].sequence == w.sequence)
+        throw InvalidArgument("sequence " + std::to_string(w.sequence) + " appears twice in a step");
+    if (w.n_probs < 0) throw InvalidArgument("n_probs is " + std::to_string(w.n_probs) + ", expected 0 or more");
+    if (w.sampler != nullptr && w.sampler->n_vocab() != model_->text().hyperparameters().vocab)
+      throw InvalidArgument("the sampler is for a vocabulary of " + std::to_string(w.sampler->n_vocab()) +
+                            ", the model has " + std::to_string(model_->text().hyperparameters().vocab));
+    const int32_t first = memory_.length(w.sequence);
+    for (size_t i = 0; i < w.tokens.size(); ++i) {
+      check_token(w.tokens[i]);
+      const bool wanted = w.sampler != nullptr && i + 1 == w.tokens.size();
+      rows.push_back({w.tokens[i], w.sequence, first + static_cast<int32_t>(i), wanted});
+      item_of_row.push_back(item);
+    }
+  }
+  AppendGuard guard(memory_);
+  for (const SequenceWork& w : work) guard.append(w.sequence, static_cast<int32_t>(w.tokens.size()));
+
+  std::vector<StepOutput> outputs;
+  compute(rows, [&](size_t row, std::span<const float> logits) {
+    const SequenceWork& w = work[item_of_row[row]];
+    StepOutput output{w.sequence, w.sampler->sample(logits), 0, {}};
+    if (w.n_probs > 0 && w.post_sampling_probs) {
+      output.top = w.sampler->candidates();
+      for (const TokenProbability& candidate : output.top)
+        if (candidate.token == output.token) output.logprob = candidate.value;
+      output.top.resize(std::min(output.top.size(), static_cast<size_t>(w.n_probs)));
+    } else if (w.n_probs > 0) {
+      LogProbabilities probabilities = log_probabilities(logits, output.token, w.n_probs);
+      output.logprob = probabilities.chosen;
+      output.top = std::move(probabilities.top);
+    }
+    outputs.push_back(std::move(output));
+  });
+  guard.complete();
+  // Accepting comes last: after an error nothing has moved but the samplers' generators.
+  for (const SequenceWork& w : work)
+    for (const StepOutput& output : outputs)
+      if (w.sampler != nullptr && output.sequence == w.sequence) w.sampler->accept({&output.token, 1});
+  return outputs;
+}
+
+void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences, std::span<const uint8_t> wanted) {
+  const std::lock_guard lock(mutex_);
+  if (tokens.empty()) throw InvalidArgument("the batch has no tokens");
+  if (tokens.size() > static_cast<size_t>(n_batch_))
+    throw InvalidArgument("the batch has " + std::to_string(tokens.size()) + " tokens, n_batch is " +
+                          std::to_string(n_batch_));
+  if (sequences.size() != tokens.size() || wanted.size() != tokens.size())
+    throw InvalidArgument("the batch has " + std::to_string(tokens.size()) + " tokens, " +
+                          std::to_string(sequences.size()) + " sequence ids and " + std::to_string(wanted.size()) +
+                          " logits flags");
+  // Rows of a sequence must be consecutive in a ubatch: group them, remembering where each came from.
+  std::map<int32_t, std::vector<size_t>> rows_of_sequence;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    check_token(tokens[i]);
+    rows_of_sequence[sequences[i]].push_back(i);
+  }
+  std::vector<Row> rows;
+  std::vector<size_t> origin;
+  for (const auto& [sequence, members] : rows_of_sequence) {
+    int32_t index = memory_.length(sequence);
+    for (const size_t i : members) {
+      rows.push_back({tokens[i], sequence, index++, wanted[i] != 0});
+      origin.push_back(i);
+    }
+  }
+  std::vector<size_t> output_row(tokens.size());  // kept row number of each batch row
+  size_t n_wanted = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    output_row[i] = n_wanted;
+    n_wanted += wanted[i] != 0;
+  }
+  const auto vocab = static_cast<size_t>(model_->text().hyperparameters().vocab);
+  logits_rows_ = 0;
+  logits_.resize(n_wanted * vocab);
+
+  AppendGuard guard(memory_);
+  for (const auto& [sequence, members] : rows_of_sequence) guard.append(sequence, static_cast<int32_t>(members.size()));
+  compute(rows, [&](size_t row, std::span<const float> logits) {
+    std::copy(logits.begin(), logits.end(), logits_.begin() + static_cast<ptrdiff_t>(output_row[origin[row]] * vocab));
+  });
+  guard.complete();
+  logits_rows_ = static_cast<int32_t>(n_wanted);
+}
+
+int32_t Engine::length(int32_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  return memory_.length(sequence);
+}
+
+bool Engine::can_append(int32_t sequence, int32_t n_tokens) const {
+  const std::lock_guard lock(mutex_);
+  return memory_.can_append(sequence, n_tokens);
+}
+
+int32_t Engine::free_tokens() const {
+  const std::lock_guard lock(mutex_);
+  return memory_.free_pages() * kPageTokens;
+}
+
+void Engine::truncate(int32_t sequence, int32_t length) {
+  const std::lock_guard lock(mutex_);
+  memory_.truncate(sequence, length);
+}
+
+void Engine::fork(int32_t source, int32_t destination, int32_t length) {
+  const std::lock_guard lock(mutex_);
+  memory_.fork(source, destination, length);
+}
+
+void Engine::clear(int32_t sequence) {
+  const std::lock_guard lock(mutex_);
+  memory_.clear(sequence);
+}
+
+}  // namespace v100

@@ -1,0 +1,117 @@
+// Drives a model: paged memory for many sequences, one step API, and the llama-style batch API beside it.
+//
+// A lock admits one thread at a time; callers queue. Tokens of a sequence are numbered from 0; that index is its position.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/loaded_model.h"
+#include "memory/paged_memory.h"
+#include "sampling/sampler.h"
+#include "tensor/buffer.h"
+
+namespace v100 {
+
+// Ubatches of at most this many rows are decode work and run with n_threads, larger ones with n_threads_batch.
+inline constexpr int32_t kDecodeRows = 64;
+
+// No defaults here: the option table fills every field.
+struct EngineParams {
+  int32_t n_ctx;      // tokens in the page pool, rounded up to pages; 0 = training length
+  int32_t n_seq_max;  // sequences
+  int32_t n_batch;    // rows of one decode() call
+  int32_t n_ubatch;   // rows of one forward pass
+  int32_t n_threads;  // 0 = all cores
+  int32_t n_threads_batch;  // 0 = n_threads
+  std::string type_k, type_v;
+  RopeSettings rope;
+};
+
+// Append tokens to a sequence, then, with a sampler, draw the next token from the last row.
+struct SequenceWork {
+  int32_t sequence;
+  std::span<const int32_t> tokens;
+  Sampler* sampler = nullptr;
+  int32_t n_probs = 0;
+  bool post_sampling_probs = false;
+};
+
+struct StepOutput {
+  int32_t sequence;
+  int32_t token;
+  float logprob;  // or, with post_sampling_probs, the probability after the chain
+  std::vector<TokenProbability> top;
+};
+
+class Engine {
+ public:
+  // Throws InvalidArgument naming the field, OutOfMemory.
+  Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& params);
+  ~Engine();
+
+  const LoadedModel& model() const { return *model_; }
+  int32_t n_ctx() const { return n_ctx_; }
+  int32_t n_seq_max() const { return memory_.n_sequences(); }
+  int32_t n_batch() const { return n_batch_; }
+  int32_t n_ubatch() const { return n_ubatch_; }
+  size_t kv_bytes() const { return kv_.size(); }
+
+  // One scheduler iteration. All or nothing: throws ContextFull or InvalidArgument before any row is computed; after any
+  // other error every sequence has its old length.
+  std::vector<StepOutput> step(std::span<const SequenceWork> work);
+
+  // Appends tokens[i] to sequences[i], in order, and keeps the logits of the rows with wanted[i] (spans of equal length).
+  void decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences, std::span<const uint8_t> wanted);
+  // [kept rows, vocab] of the last decode(). Valid until the next call that computes.
+  std::span<const float> logits() const { return logits_; }
+  int32_t logits_rows() const { return logits_rows_; }
+
+  int32_t length(int32_t sequence) const;
+  bool can_append(int32_t sequence, int32_t n_tokens) const;
+  int32_t free_tokens() const;
+  void truncate(int32_t sequence, int32_t length);
+  void fork(int32_t source, int32_t destination, int32_t length);
+  void clear(int32_t sequence);
+
+  // The sequence's pages with a header that names model, types and version. load replaces the sequence, or throws
+  // InvalidArgument with the reason and leaves it empty.
+  std::vector<std::byte> save_sequence(int32_t sequence) const;
+  void load_sequence(int32_t sequence, std::span<const std::byte> state);
+
+ private:
+  struct Row {  // one token to compute
+    int32_t token;
+    int32_t sequence;
+    int32_t index;  // within the sequence
+    bool wanted;
+  };
+  class AppendGuard;
+
+  void check_token(int32_t token) const;
+  // Computes rows (grouped by sequence, indices ascending) in ubatches; on_logits(row number, logits) for wanted ones.
+  template <typename OnLogits>
+  void compute(std::span<const Row> rows, OnLogits&& on_logits);
+
+  std::shared_ptr<const LoadedModel> model_;
+  int32_t n_ctx_, n_batch_, n_ubatch_, n_threads_, n_threads_batch_;
+  std::vector<KvShape> kv_shapes_;
+  size_t page_bytes_ = 0;             // all layers
+  std::vector<size_t> layer_offset_;  // within a page
+  Buffer kv_;                         // [pages][layers] page of layer
+  std::vector<KvLayer> kv_layers_;
+  PagedMemory memory_;
+  RopeAngles rope_;
+  RopeTableBuffer rope_table_;
+  std::unique_ptr<Ops> ops_;
+  std::vector<float> logits_;
+  int32_t logits_rows_ = 0;
+  mutable std::mutex mutex_;
+};
+
+}  // namespace v100

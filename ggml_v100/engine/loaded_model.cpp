@@ -1,0 +1,99 @@
+// Loading in one direction: open and validate the file, choose the backend, let the architecture pack its tensors.
+#include "engine/loaded_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "cpu/backend.h"
+#include "model/architectures.h"
+#include "ops/reference.h"
+#include "quants/file_types.h"
+
+namespace v100 {
+
+namespace {
+
+std::unique_ptr<Backend> create_backend(const std::string& isa) {
+  if (isa == "reference") return create_reference_backend();
+  return create_cpu_backend(isa == "auto" ? available_cpu_instruction_sets().back() : isa);
+}
+
+class Fnv1a {
+ public:
+  void add(const void* data, size_t size) {
+    for (size_t i = 0; i < size; ++i) hash_ = (hash_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3ull;
+  }
+  void add(std::string_view text) { add(text.data(), text.size()); }
+  uint64_t value() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325ull;
+};
+
+// Names, types and shapes of all tensors and the first bytes of each: another quantisation or fine-tune differs there.
+uint64_t identify(const GgufFile& file, const Backend& backend) {
+  constexpr size_t kSampleBytes = 256;
+  Fnv1a hash;
+  hash.add(backend.name());
+  for (const GgufTensor& tensor : file.tensors()) {
+    hash.add(tensor.name);
+    hash.add(&tensor.type, sizeof tensor.type);
+    hash.add(tensor.ne, sizeof tensor.ne);
+    const auto data = file.data(tensor);
+    hash.add(data.data(), std::min(data.size(), kSampleBytes));
+  }
+  return hash.value();
+}
+
+// "135M", "1.1B": three significant digits at most, as model names are written.
+std::string size_text(int64_t n_params) {
+  char text[32];
+  const auto n = static_cast<double>(n_params);
+  if (n >= 1e12)
+    std::snprintf(text, sizeof text, "%.2fT", n / 1e12);
+  else if (n >= 1e9)
+    std::snprintf(text, sizeof text, "%.2fB", n / 1e9);
+  else if (n >= 1e6)
+    std::snprintf(text, sizeof text, "%.2fM", n / 1e6);
+  else
+    std::snprintf(text, sizeof text, "%.2fK", n / 1e3);
+  return text;
+}
+
+}  // namespace
+
+LoadedModel::LoadedModel(const ModelParams& params)
+    : file_(GgufFile::open(params.path)), metadata_(file_, params.kv_overrides), backend_(create_backend(params.isa)) {
+  if (params.n_threads < 0)
+    throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
+  ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());
+  const WeightLoader weights(file_, *backend_, pool, params.check_tensors);
+  fingerprint_ = identify(*file_, *backend_);
+  text_ = load_architecture(metadata_, weights);
+  for (const GgufTensor& tensor : file_->tensors()) {
+    n_params_ += tensor.n_elements();
+    size_bytes_ += tensor.n_bytes;
+  }
+}
+
+std::string LoadedModel::file_type_label() const {
+  std::vector<QuantType> types;
+  for (const GgufTensor& tensor : file_->tensors()) types.push_back(tensor.type);
+  return describe_file_type(metadata_.find_int("general.file_type"), types);
+}
+
+std::string LoadedModel::description() const {
+  const std::string size = metadata_.find_string("general.size_label").value_or(size_text(n_params_));
+  return text_->hyperparameters().architecture + " " + size + " " + file_type_label();
+}
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names{"reference"};
+  for (const std::string& name : available_cpu_instruction_sets()) names.push_back(name);
+  return names;
+}
+
+}  // namespace v100

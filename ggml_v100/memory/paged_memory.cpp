@@ -1,0 +1,148 @@
+// Page lists of sequences: every operation first does what can fail (checks, allocation, the copy), then commits.
+#include "memory/paged_memory.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace v100 {
+
+namespace {
+
+int32_t pages_for(int64_t tokens) { return static_cast<int32_t>((tokens + kPageTokens - 1) / kPageTokens); }
+
+void require_count(const char* name, int32_t value) {
+  if (value < 0) throw InvalidArgument(std::string(name) + " is " + std::to_string(value) + "; expected 0 or more");
+}
+
+}  // namespace
+
+PagedMemory::PagedMemory(int32_t n_pages, int32_t n_sequences, CopyPage copy_page) : copy_page_(std::move(copy_page)) {
+  require_count("number of KV pages", n_pages);
+  require_count("number of sequences", n_sequences);
+  constexpr int32_t kMostPages = std::numeric_limits<int32_t>::max() / kPageTokens;  // lengths are int32
+  if (n_pages > kMostPages)
+    throw InvalidArgument("number of KV pages is " + std::to_string(n_pages) + "; expected at most " +
+                          std::to_string(kMostPages));
+  if (!copy_page_) throw InvalidArgument("paged memory needs a function that copies a page; found none");
+  sequences_.resize(static_cast<size_t>(n_sequences));
+  references_.assign(static_cast<size_t>(n_pages), 0);
+  free_.resize(static_cast<size_t>(n_pages));
+  std::iota(free_.begin(), free_.end(), 0);  // ascending order is a min-heap
+}
+
+int32_t PagedMemory::n_sequences() const { return static_cast<int32_t>(sequences_.size()); }
+
+int32_t PagedMemory::n_pages() const { return static_cast<int32_t>(references_.size()); }
+
+int32_t PagedMemory::free_pages() const { return static_cast<int32_t>(free_.size()); }
+
+int32_t PagedMemory::length(int32_t sequence) const { return at(sequence).length; }
+
+std::span<const PageId> PagedMemory::pages(int32_t sequence) const { return at(sequence).pages; }
+
+int32_t PagedMemory::pages_needed(int32_t sequence, int32_t n_tokens) const {
+  const Sequence& s = at(sequence);
+  require_count("number of tokens to append", n_tokens);
+  if (n_tokens == 0) return 0;
+  const int32_t added = pages_for(int64_t{s.length} + n_tokens) - static_cast<int32_t>(s.pages.size());
+  return added + (must_copy_last_page(s) ? 1 : 0);
+}
+
+bool PagedMemory::can_append(int32_t sequence, int32_t n_tokens) const {
+  return pages_needed(sequence, n_tokens) <= free_pages();
+}
+
+void PagedMemory::append(int32_t sequence, int32_t n_tokens) {
+  const int32_t needed = pages_needed(sequence, n_tokens);
+  if (needed > free_pages())
+    throw ContextFull("sequence " + std::to_string(sequence) + " holds " + std::to_string(length(sequence)) + " tokens; " +
+                          std::to_string(n_tokens) + " more need " + std::to_string(needed) + " pages of " +
+                          std::to_string(kPageTokens) + " tokens, " + std::to_string(free_pages()) + " of " +
+                          std::to_string(n_pages()) + " are free",
+                      sequence);
+  if (n_tokens == 0) return;
+
+  Sequence& s = at(sequence);
+  const size_t n_pages_after = static_cast<size_t>(pages_for(int64_t{s.length} + n_tokens));
+  s.pages.reserve(n_pages_after);
+  if (must_copy_last_page(s)) {
+    const PageId shared = s.pages.back();
+    copy_page_(shared, free_.front());
+    s.pages.back() = take_page();
+    --references_[static_cast<size_t>(shared)];  // others hold it: it cannot become free
+  }
+  while (s.pages.size() < n_pages_after) s.pages.push_back(take_page());
+  s.length += n_tokens;
+}
+
+void PagedMemory::truncate(int32_t sequence, int32_t length) {
+  require_length(sequence, length);
+  Sequence& s = at(sequence);
+  drop_pages(s.pages, static_cast<size_t>(pages_for(length)));
+  s.length = length;
+}
+
+void PagedMemory::fork(int32_t source, int32_t destination, int32_t length) {
+  require_length(source, length);
+  Sequence& to = at(destination);
+  if (source == destination) return truncate(source, length);
+
+  const std::vector<PageId>& from = at(source).pages;
+  std::vector<PageId> shared(from.begin(), from.begin() + pages_for(length));
+  for (const PageId page : shared) ++references_[static_cast<size_t>(page)];
+  drop_pages(to.pages, 0);  // after counting: pages that both lists hold never become free
+  to.pages = std::move(shared);
+  to.length = length;
+}
+
+void PagedMemory::clear(int32_t sequence) { truncate(sequence, 0); }
+
+const PagedMemory::Sequence& PagedMemory::at(int32_t sequence) const {
+  if (sequence < 0 || sequence >= n_sequences())
+    throw InvalidArgument("sequence " + std::to_string(sequence) + " is unknown; expected 0 to " +
+                          std::to_string(n_sequences() - 1));
+  return sequences_[static_cast<size_t>(sequence)];
+}
+
+PagedMemory::Sequence& PagedMemory::at(int32_t sequence) {
+  return const_cast<Sequence&>(std::as_const(*this).at(sequence));
+}
+
+// A full page is never written again, so only a partly filled one must be held alone.
+bool PagedMemory::must_copy_last_page(const Sequence& sequence) const {
+  return sequence.length % kPageTokens != 0 && references_[static_cast<size_t>(sequence.pages.back())] > 1;
+}
+
+void PagedMemory::require_length(int32_t sequence, int32_t length) const {
+  const Sequence& s = at(sequence);
+  require_count("length to keep", length);
+  if (length > s.length)
+    throw InvalidArgument("sequence " + std::to_string(sequence) + " holds " + std::to_string(s.length) +
+                          " tokens; cannot keep the first " + std::to_string(length));
+}
+
+PageId PagedMemory::take_page() noexcept {
+  std::pop_heap(free_.begin(), free_.end(), std::greater<>());
+  const PageId page = free_.back();
+  free_.pop_back();
+  references_[static_cast<size_t>(page)] = 1;
+  return page;
+}
+
+void PagedMemory::drop_pages(std::vector<PageId>& pages, size_t kept) noexcept {
+  while (pages.size() > kept) {
+    const PageId page = pages.back();
+    pages.pop_back();
+    if (--references_[static_cast<size_t>(page)] > 0) continue;
+    free_.push_back(page);  // the constructor made room: does not allocate
+    std::push_heap(free_.begin(), free_.end(), std::greater<>());
+  }
+}
+
+}  // namespace v100

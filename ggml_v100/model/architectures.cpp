@@ -1,0 +1,34 @@
+// One row per architecture: name in general.architecture and the function that loads it.
+#include "model/architectures.h"
+
+#include "base/error.h"
+#include "model/llama.h"
+
+namespace v100 {
+
+namespace {
+
+using Load = std::unique_ptr<TextModel> (*)(Hyperparameters, const WeightLoader&);
+
+struct Architecture {
+  const char* name;
+  Load load;
+};
+
+constexpr Architecture kArchitectures[] = {
+    {"llama", load_llama},
+};
+
+}  // namespace
+
+std::unique_ptr<TextModel> load_architecture(const Metadata& metadata, const WeightLoader& weights) {
+  const std::string name = metadata.require_string("general.architecture");
+  std::string known;
+  for (const Architecture& architecture : kArchitectures) {
+    if (name == architecture.name) return architecture.load(read_hyperparameters(metadata), weights);
+    known += (known.empty() ? "" : ", ") + std::string(architecture.name);
+  }
+  throw ModelError("architecture '" + name + "' is not supported yet; supported: " + known);
+}
+
+}  // namespace v100

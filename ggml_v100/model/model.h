@@ -1,0 +1,34 @@
+// What the engine knows of a model: its hyperparameters, its memory needs and one forward pass.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/hyperparameters.h"
+#include "model/rope.h"
+#include "ops/ops.h"
+
+namespace v100 {
+
+// What a forward pass reads besides its rows: built by the engine for each ubatch.
+struct ForwardState {
+  std::span<const KvLayer> kv;  // per layer
+  RopeTable rope;
+};
+
+class TextModel {
+ public:
+  virtual ~TextModel() = default;
+  virtual const Hyperparameters& hyperparameters() const = 0;
+  // Cache of each layer, types left to the engine.
+  virtual std::vector<KvShape> kv_shapes() const = 0;
+  // Angles for sequences of at most n_ctx tokens (longrope chooses its factors by that length).
+  virtual RopeAngles rope(const RopeSettings& settings, int32_t n_ctx) const = 0;
+  // Runs the rows through all layers, appending to the KV pages. Returns logits [outputs, vocab] of the given rows; a
+  // tensor without rows when outputs is empty. The caller holds an Ops::Scope.
+  virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const = 0;
+};
+
+}  // namespace v100

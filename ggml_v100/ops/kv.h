@@ -1,0 +1,55 @@
+// How attention finds keys and values: pages of 256 tokens, addressed through per-sequence page lists.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "quants/types.h"
+
+namespace v100 {
+
+inline constexpr int32_t kPageTokens = 256;
+
+using PageId = int32_t;
+
+// Shape of one layer's cache. A page of a layer holds K and V of kPageTokens tokens for all kv heads.
+struct KvShape {
+  QuantType type_k = QuantType::F16;  // F32, F16, BF16, Q8_0 or Q4_0
+  QuantType type_v = QuantType::F16;
+  int32_t kv_heads = 0;
+  int32_t head_dim_k = 0;  // multiples of 32 for the quantised types
+  int32_t head_dim_v = 0;
+};
+
+// One layer's pages: page p starts at pages + p * page_stride_bytes. The layout inside a page belongs to the backend; a
+// zeroed page is valid, and a page may be copied bytewise.
+struct KvLayer {
+  std::byte* pages = nullptr;
+  size_t page_stride_bytes = 0;
+  KvShape shape;
+};
+
+struct RowRange {  // [begin, end)
+  int32_t begin = 0;
+  int32_t end = 0;
+};
+
+// The consecutive rows of a ubatch that belong to one sequence, and where that sequence's tokens lie.
+struct SequenceRows {
+  RowRange rows;
+  std::span<const PageId> pages;  // token i of the sequence lies in pages[i / kPageTokens] at i % kPageTokens
+};
+
+// A ubatch: rows of all sequences concatenated, never padded. All spans have one entry per row unless said otherwise.
+struct Rows {
+  std::span<const int32_t> tokens;            // token ids
+  std::span<const int32_t> positions;         // rotary positions
+  std::span<const int32_t> kv_index;          // index of the row's own token within its sequence: where K and V are written
+  std::span<const RowRange> visible;          // kv indices the row attends to; causal: [0, kv_index + 1)
+  std::span<const SequenceRows> sequences;    // one entry per sequence, rows ascending, covering all rows
+
+  int32_t count() const { return static_cast<int32_t>(tokens.size()); }
+};
+
+}  // namespace v100

@@ -1,0 +1,175 @@
+// The operations a forward pass is written in, and their numerics contract. Models call these and nothing else.
+//
+// Tensors are f32, row-major [rows, features]. Results come from the arena of the Ops and live until the enclosing Scope
+// ends. All operations are row-wise: a row's result never depends on the other rows of the ubatch (batch invariance), on
+// the number of threads or on the chunking of a prompt.
+//
+// On CPUs the contract is exact: the reference and every instruction set give the same bits. "fma" below is a fused f32
+// multiply-add with one rounding; sums run in the stated order; nothing else is contracted or reassociated.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ops/kv.h"
+#include "quants/types.h"
+#include "tensor/tensor.h"
+
+namespace v100 {
+
+class ThreadPool;
+
+// A linear layer's weight matrix W [out_features, in_features] in a backend's own layout. Immutable.
+class LinearWeight {
+ public:
+  LinearWeight(QuantType type, int32_t in_features, int32_t out_features)
+      : type(type), in_features(in_features), out_features(out_features) {}
+  virtual ~LinearWeight() = default;
+  virtual size_t bytes() const = 0;  // of the packed form
+
+  const QuantType type;
+  const int32_t in_features;   // a multiple of the type's block
+  const int32_t out_features;  // any number >= 1
+};
+
+// A vector of f32 in the backend's memory (norm weights, biases).
+struct VectorWeight {
+  std::shared_ptr<const float[]> data;
+  int32_t size = 0;
+  explicit operator bool() const { return size > 0; }
+};
+
+// Rows of token embeddings, decoded on demand from the file's mapping (which the owner keeps alive).
+struct EmbeddingTable {
+  std::shared_ptr<const void> owner;
+  const std::byte* rows = nullptr;
+  QuantType type = QuantType::F32;
+  int32_t vocab = 0;
+  int32_t features = 0;
+};
+
+struct Linear {  // y = W x + bias
+  std::shared_ptr<const LinearWeight> weight;
+  VectorWeight bias;  // [out_features], or empty
+};
+
+enum class Activation { silu, gelu };  // silu_f32, gelu_f32 of base/math.h
+
+enum class RopeLayout {
+  interleaved,  // pair p = (2p, 2p + 1)              "NORM"
+  halves,       // pair p = (p, p + rotated / 2)      "NEOX"
+};
+
+// Angles of a ubatch: cosine and sine, magnitude included, [rows, pairs] each. Built once per ubatch by model/rope.
+struct RopeTable {
+  const float* cosine = nullptr;
+  const float* sine = nullptr;
+  int32_t pairs = 0;  // rotated features of a head / 2; the features after them are left alone
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  // Frees, when it ends, every tensor created while it lived.
+  class Scope {
+   public:
+    explicit Scope(Ops& ops) : ops_(ops), mark_(ops.arena_mark()) {}
+    ~Scope() { ops_.arena_release(mark_); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Ops& ops_;
+    size_t mark_;
+  };
+
+  // Uninitialised tensor [rows, features].
+  virtual Tensor create(int32_t rows, int32_t features) = 0;
+
+  // [tokens, features]: row i is table row tokens[i] decoded to f32. Ids are valid (checked at the door).
+  virtual Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) = 0;
+
+  // y = (x * s) * w with s = 1 / sqrt(m / n + eps), m = sum of x_i^2 in 16 interleaved fma partial sums (base/math.h).
+  virtual Tensor rms_norm(Tensor x, const VectorWeight& w, float eps) = 0;
+  // x += a in place, then rms_norm(x).
+  virtual Tensor add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float eps) = 0;
+  // x += a in place.
+  virtual void add(Tensor x, Tensor a) = 0;
+
+  // y [rows, out] = W x (+ bias added last).
+  //
+  // Block-quantised types with an integer path (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K): each 32 values of x become int8
+  // p_i = round_half_even(x_i * (127 / max|x|)) with scale dx = max|x| / 127 (both 0 for a zero block) and S = dx * sum p_i.
+  // A group is 32 values of a row (16 for Q6_K; the activation block stays 32). y starts at 0; per group, in order of k:
+  //   y = fma(scale * dx, float(sum q_i * p_i), y)   and, for types with a minimum,   y = fma(minimum, Sg, y)
+  // with exact integer sums. (scale, minimum, q) per type:
+  //   Q8_0 (d, -, q)   Q4_0 (d, -, q - 8)   Q5_0 (d, -, q - 16)   Q4_1, Q5_1 (d, m, q)
+  //   Q4_K (d * sc, -(dmin * mn), q)   Q6_K (d * sc, -, q - 32).     Sg is S of the group's block.
+  // All other types: W decoded to f32; y starts at 0; y = fma(w_k, x_k, y) for ascending k with unrounded x.
+  virtual Tensor linear(Tensor x, const Linear& w) = 0;
+  // Several weights of the same input; outputs[i] = linear(x, *weights[i]).
+  virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;
+  // act(linear(x, gate)) * linear(x, up).
+  virtual Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) = 0;
+
+  // In place on x [rows, heads * head_dim]: (x0, x1) = (fma(x0, c, -(x1 * s)), fma(x0, s, x1 * c)) for the pairs of each head.
+  virtual void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) = 0;
+
+  // Writes k [rows, kv_heads * head_dim_k] and v of each row at its kv_index. Stored values: rounded to nearest even for
+  // f16/bf16. Q8_0: per 32 features of a head p_i and dx of linear's activation rule, dx stored as f16.
+  // Q4_0: per 32, m = the value of largest magnitude (first of equals), d = m / -8, q = min(15, trunc(fma(x, 1 / d, 8.5)))
+  // (d = 0: q = 8), d stored as f16. Reading back: f32(d) * q (q - 8 for Q4_0).
+  virtual void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) = 0;
+
+  // Attention of q [rows, heads * head_dim_k] -> [rows, heads * head_dim_v]; head h reads kv head h / (heads / kv_heads).
+  // The keys a row sees are taken page by page (pages are aligned to absolute kv indices); per page, in order of j:
+  //   s_j = scale * (fma sum over d of q_d * k_jd, ascending, from 0);  m = max s_j;  p_j = exp_f32(s_j - m)
+  //   l = sum of p_j in 16 interleaved partial sums (lane = index within page % 16);  o_d = fma sum over j of p_j * v_jd, from 0
+  // Pages are merged in order with M = max(m1, m2), a = exp_f32(m1 - M), b = exp_f32(m2 - M):
+  //   l = fma(l1, a, l2 * b), o = fma(o1, a, o2 * b).       The result is o / l. A row that sees no key gives zeros.
+  virtual Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) = 0;
+
+  // Copies of the given rows, [indices, features].
+  virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;
+
+  // Sum over ranks, in place. The only meeting point of ranks; nothing to do for one.
+  virtual void all_reduce(Tensor partial) = 0;
+
+  // A named intermediate for comparing engines; free when no tap is installed.
+  virtual void tap(std::string_view name, int32_t layer, Tensor value) {
+    (void)name, (void)layer, (void)value;
+  }
+
+  // Host copy of a tensor's rows, after all operations on it have finished.
+  virtual void read(Tensor x, std::span<float> destination) = 0;
+
+  // Threads for the following operations, 1..n given at creation.
+  virtual void set_threads(int32_t n_threads) = 0;
+
+ protected:
+  friend class Scope;
+  virtual size_t arena_mark() const = 0;
+  virtual void arena_release(size_t mark) = 0;
+};
+
+// What a kind of device offers: packing of weights and the layout of KV pages. Stateless, shared by all engines of a model.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const = 0;  // "reference", "generic", "avx2", "avx512"
+
+  // rows: out_features rows of in_features values in file layout. The pool's active threads share the work.
+  virtual std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
+                                                          const std::byte* rows, ThreadPool& pool) const = 0;
+  // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
+  virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
+  // n_threads: the most that set_threads may ask for.
+  virtual std::unique_ptr<Ops> create_ops(int32_t n_threads) const = 0;
+};
+
+}  // namespace v100

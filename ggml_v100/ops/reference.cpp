@@ -1,0 +1,264 @@
+// Reference operations: each is the contract of ops/ops.h written down once more, in scalar loops.
+#include "ops/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/error.h"
+#include "base/math.h"
+#include "base/thread_pool.h"
+#include "ops/arena.h"
+#include "ops/reference_blocks.h"
+#include "quants/decode.h"
+
+namespace v100 {
+
+namespace {
+
+// Weights unpacked to the plainest form: integer codes with group scales, or f32 values.
+class ReferenceWeight final : public LinearWeight {
+ public:
+  ReferenceWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows)
+      : LinearWeight(type, in_features, out_features) {
+    const int64_t row_size = row_bytes(traits(type), in_features);
+    if (has_integer_path(type)) {
+      integer = unpack_integer_rows(type, rows, in_features, out_features);
+    } else {
+      values.resize(static_cast<size_t>(in_features) * out_features);
+      for (int64_t n = 0; n < out_features; ++n)
+        decode(type, rows + n * row_size, &values[static_cast<size_t>(n * in_features)], in_features);
+    }
+  }
+  size_t bytes() const override {
+    return values.size() * sizeof(float) + integer.codes.size() +
+           (integer.scales.size() + integer.minimums.size()) * sizeof(float);
+  }
+
+  IntegerRows integer;        // when has_integer_path(type)
+  std::vector<float> values;  // else [out, in]
+};
+
+float dot_integer(const IntegerRows& w, int64_t n, int32_t in_features, const QuantizedRow& x) {
+  float y = 0;
+  const int32_t groups = in_features / w.group;
+  for (int32_t g = 0; g < groups; ++g) {
+    const int8_t* q = &w.codes[static_cast<size_t>(n * in_features + g * w.group)];
+    const int8_t* p = &x.codes[static_cast<size_t>(g * w.group)];
+    int32_t sum = 0;
+    for (int32_t i = 0; i < w.group; ++i) sum += q[i] * p[i];
+    const size_t block = static_cast<size_t>(g * w.group / 32);
+    const size_t group = static_cast<size_t>(n * groups + g);
+    y = std::fma(w.scales[group] * x.scale[block], static_cast<float>(sum), y);
+    if (!w.minimums.empty()) y = std::fma(w.minimums[group], x.sum[block], y);
+  }
+  return y;
+}
+
+class ReferenceOps final : public Ops {
+ public:
+  explicit ReferenceOps(int32_t n_threads) : pool_(n_threads) {}
+
+  Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
+
+  Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) override {
+    Tensor y = create(static_cast<int32_t>(tokens.size()), table.features);
+    const int64_t size = row_bytes(traits(table.type), table.features);
+    for (int32_t r = 0; r < y.rows; ++r)
+      decode(table.type, table.rows + tokens[static_cast<size_t>(r)] * size, y.row(r), table.features);
+    return y;
+  }
+
+  Tensor rms_norm(Tensor x, const VectorWeight& w, float eps) override {
+    Tensor y = create(x.rows, x.features);
+    for (int32_t r = 0; r < x.rows; ++r) {
+      float partial[16] = {};
+      for (int32_t i = 0; i < x.features; ++i) partial[i % 16] = std::fma(x.row(r)[i], x.row(r)[i], partial[i % 16]);
+      const float scale = 1.0f / std::sqrt(sum_of_16(partial) / static_cast<float>(x.features) + eps);
+      for (int32_t i = 0; i < x.features; ++i) y.row(r)[i] = (x.row(r)[i] * scale) * w.data[i];
+    }
+    return y;
+  }
+
+  Tensor add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float eps) override {
+    add(x, a);
+    return rms_norm(x, w, eps);
+  }
+
+  void add(Tensor x, Tensor a) override {
+    for (int64_t i = 0; i < x.size(); ++i) x.data[i] += a.data[i];
+  }
+
+  Tensor linear(Tensor x, const Linear& layer) override {
+    const auto& w = static_cast<const ReferenceWeight&>(*layer.weight);
+    Tensor y = create(x.rows, w.out_features);
+    pool_.parallel_for(x.rows, 1, [&](int64_t begin, int64_t end) {
+      for (int32_t r = static_cast<int32_t>(begin); r < end; ++r) linear_row(x.row(r), w, layer.bias, y.row(r));
+    });
+    return y;
+  }
+
+  void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) override {
+    for (size_t i = 0; i < weights.size(); ++i) outputs[i] = linear(x, *weights[i]);
+  }
+
+  Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
+    Tensor g = linear(x, gate);
+    Tensor u = linear(x, up);
+    for (int64_t i = 0; i < g.size(); ++i)
+      g.data[i] = (activation == Activation::silu ? silu_f32(g.data[i]) : gelu_f32(g.data[i])) * u.data[i];
+    return g;
+  }
+
+  void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) override {
+    for (int32_t r = 0; r < x.rows; ++r)
+      for (int32_t h = 0; h < heads; ++h)
+        for (int32_t p = 0; p < table.pairs; ++p) {
+          float* head = x.row(r) + h * head_dim;
+          float& x0 = layout == RopeLayout::interleaved ? head[2 * p] : head[p];
+          float& x1 = layout == RopeLayout::interleaved ? head[2 * p + 1] : head[p + table.pairs];
+          const float c = table.cosine[static_cast<int64_t>(r) * table.pairs + p];
+          const float s = table.sine[static_cast<int64_t>(r) * table.pairs + p];
+          const float a = x0, b = x1;
+          x0 = std::fma(a, c, -(b * s));
+          x1 = std::fma(a, s, b * c);
+        }
+  }
+
+  void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override {
+    const PageLayout page(layer.shape);
+    for (const SequenceRows& sequence : rows.sequences)
+      for (int32_t r = sequence.rows.begin; r < sequence.rows.end; ++r) {
+        const int32_t index = rows.kv_index[static_cast<size_t>(r)];
+        std::byte* base = page_of(layer, sequence, index);
+        for (int32_t h = 0; h < layer.shape.kv_heads; ++h) {
+          encode_kv(layer.shape.type_k, k.row(r) + h * layer.shape.head_dim_k, base + page.k_offset(h, index % kPageTokens),
+                    layer.shape.head_dim_k);
+          encode_kv(layer.shape.type_v, v.row(r) + h * layer.shape.head_dim_v, base + page.v_offset(h, index % kPageTokens),
+                    layer.shape.head_dim_v);
+        }
+      }
+  }
+
+  Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
+    Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+    const int32_t group = heads / layer.shape.kv_heads;
+    for (const SequenceRows& sequence : rows.sequences) {
+      const int32_t first = sequence.rows.begin;
+      pool_.parallel_for(sequence.rows.end - first, 1, [&](int64_t begin, int64_t end) {
+        for (int32_t r = first + static_cast<int32_t>(begin); r < first + end; ++r)
+          for (int32_t h = 0; h < heads; ++h)
+            attend(q.row(r) + h * layer.shape.head_dim_k, sequence, rows.visible[static_cast<size_t>(r)], layer, h / group,
+                   scale, y.row(r) + h * layer.shape.head_dim_v);
+      });
+    }
+    return y;
+  }
+
+  Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {
+    Tensor y = create(static_cast<int32_t>(indices.size()), x.features);
+    for (int32_t r = 0; r < y.rows; ++r)
+      std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
+    return y;
+  }
+
+  void all_reduce(Tensor) override {}
+
+  void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
+
+  void set_threads(int32_t n_threads) override { pool_.set_active(n_threads); }
+
+ protected:
+  size_t arena_mark() const override { return arena_.mark(); }
+  void arena_release(size_t mark) override { arena_.release(mark); }
+
+ private:
+  static void linear_row(const float* x, const ReferenceWeight& w, const VectorWeight& bias, float* y) {
+    const bool integer = has_integer_path(w.type);
+    const QuantizedRow quantized = integer ? quantize_row(x, w.in_features) : QuantizedRow{};
+    for (int32_t n = 0; n < w.out_features; ++n) {
+      float sum = 0;
+      if (integer) {
+        sum = dot_integer(w.integer, n, w.in_features, quantized);
+      } else {
+        const float* row = &w.values[static_cast<size_t>(n) * static_cast<size_t>(w.in_features)];
+        for (int32_t k = 0; k < w.in_features; ++k) sum = std::fma(row[k], x[k], sum);
+      }
+      y[n] = bias ? sum + bias.data[n] : sum;
+    }
+  }
+
+  static std::byte* page_of(const KvLayer& layer, const SequenceRows& sequence, int32_t index) {
+    const PageId page = sequence.pages[static_cast<size_t>(index / kPageTokens)];
+    return layer.pages + static_cast<size_t>(page) * layer.page_stride_bytes;
+  }
+
+  // One head of one row over all its pages.
+  static void attend(const float* q, const SequenceRows& sequence, RowRange visible, const KvLayer& layer, int32_t kv_head,
+                     float scale, float* y) {
+    const PageLayout page(layer.shape);
+    const int32_t dim_k = layer.shape.head_dim_k, dim_v = layer.shape.head_dim_v;
+    std::vector<float> key(static_cast<size_t>(dim_k)), value(static_cast<size_t>(dim_v)), output(static_cast<size_t>(dim_v));
+    float max_all = -std::numeric_limits<float>::infinity(), sum_all = 0;
+    std::fill_n(y, dim_v, 0.0f);
+    bool first_page = true;
+    for (int32_t start = visible.begin / kPageTokens * kPageTokens; start < visible.end; start += kPageTokens) {
+      const std::byte* base = page_of(layer, sequence, start);
+      const int32_t begin = std::max(visible.begin - start, 0), end = std::min(visible.end - start, kPageTokens);
+      float score[kPageTokens];
+      float max_page = -std::numeric_limits<float>::infinity();
+      for (int32_t j = begin; j < end; ++j) {
+        decode(layer.shape.type_k, base + page.k_offset(kv_head, j), key.data(), dim_k);
+        float dot = 0;
+        for (int32_t d = 0; d < dim_k; ++d) dot = std::fma(q[d], key[static_cast<size_t>(d)], dot);
+        score[j] = scale * dot;
+        max_page = std::max(max_page, score[j]);
+      }
+      float partial[16] = {};
+      std::fill(output.begin(), output.end(), 0.0f);
+      for (int32_t j = begin; j < end; ++j) {
+        const float p = exp_f32(score[j] - max_page);
+        partial[j % 16] += p;
+        decode(layer.shape.type_v, base + page.v_offset(kv_head, j), value.data(), dim_v);
+        for (int32_t d = 0; d < dim_v; ++d)
+          output[static_cast<size_t>(d)] = std::fma(p, value[static_cast<size_t>(d)], output[static_cast<size_t>(d)]);
+      }
+      const float sum_page = sum_of_16(partial);
+      if (first_page) {
+        max_all = max_page, sum_all = sum_page;
+        std::copy(output.begin(), output.end(), y);
+        first_page = false;
+        continue;
+      }
+      const float max_new = std::max(max_all, max_page);
+      const float a = exp_f32(max_all - max_new), b = exp_f32(max_page - max_new);
+      sum_all = std::fma(sum_all, a, sum_page * b);
+      for (int32_t d = 0; d < dim_v; ++d) y[d] = std::fma(y[d], a, output[static_cast<size_t>(d)] * b);
+      max_all = max_new;
+    }
+    if (!first_page)
+      for (int32_t d = 0; d < dim_v; ++d) y[d] /= sum_all;
+  }
+
+  ThreadPool pool_;
+  Arena arena_;
+};
+
+class ReferenceBackend final : public Backend {
+ public:
+  std::string_view name() const override { return "reference"; }
+  std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
+                                                  const std::byte* rows, ThreadPool&) const override {
+    return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows);
+  }
+  size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
+  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override { return std::make_unique<ReferenceOps>(n_threads); }
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> create_reference_backend() { return std::make_unique<ReferenceBackend>(); }
+
+}  // namespace v100

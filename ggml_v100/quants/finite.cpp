@@ -1,0 +1,84 @@
+// Checks that the scales of quantised blocks, or the values of float types, are finite.
+#include <bit>
+
+#include "quants/block_bytes.h"
+#include "quants/decode.h"
+
+namespace v100 {
+
+namespace {
+
+bool is_finite_f16(uint32_t bits) { return (bits & 0x7C00u) != 0x7C00u; }
+bool is_finite_bf16(uint32_t bits) { return (bits & 0x7F80u) != 0x7F80u; }
+bool is_finite_f32(uint32_t bits) { return (bits & 0x7F800000u) != 0x7F800000u; }
+bool is_finite_f64(uint64_t bits) { return (bits >> 52 & 0x7FFu) != 0x7FFu; }
+
+// True when every block passes; a loop without early exit keeps the common, all-good case simple to vectorise.
+template <class Check>
+bool all_blocks(const uint8_t* blocks, int64_t n_blocks, int64_t block_bytes, Check check) {
+  bool good = true;
+  for (const uint8_t* b = blocks; n_blocks-- > 0; b += block_bytes) good &= check(b);
+  return good;
+}
+
+// Byte offset of the block's f16 scale, and of a second f16 (min, dmin or sum) where the format has one (else -1).
+struct HalfOffsets {
+  int first = -1, second = -1;
+};
+
+HalfOffsets half_offsets(QuantType type) {
+  using enum QuantType;
+  switch (type) {
+    case Q4_0: case Q5_0: case Q8_0: case Q1_0: case Q2_0: case IQ4_NL: case IQ4_XS:
+    case IQ2_XXS: case IQ2_XS: case IQ2_S: case IQ3_XXS: case IQ3_S: case IQ1_S:
+      return {0};
+    case Q4_1: case Q5_1: case Q8_1: case Q4_K: case Q5_K:
+      return {0, 2};
+    case Q2_K:
+      return {80, 82};
+    case Q3_K:
+      return {108};
+    case Q6_K:
+      return {208};
+    case TQ1_0:
+      return {52};
+    case TQ2_0:
+      return {64};
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+bool all_finite(QuantType type, const std::byte* data, int64_t n_values) {
+  const QuantTraits& t = traits(type);
+  const auto* blocks = reinterpret_cast<const uint8_t*>(data);
+  const int64_t n_blocks = n_values / t.block_values;
+  const auto all = [&](auto check) { return all_blocks(blocks, n_blocks, t.block_bytes, check); };
+  switch (type) {
+    case QuantType::F32:
+    case QuantType::Q8_K:  // its scale is an f32 at the start of the block
+      return all([](const uint8_t* b) { return is_finite_f32(load<uint32_t>(b)); });
+    case QuantType::F64:
+      return all([](const uint8_t* b) { return is_finite_f64(load<uint64_t>(b)); });
+    case QuantType::F16:
+      return all([](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b)); });
+    case QuantType::BF16:
+      return all([](const uint8_t* b) { return is_finite_bf16(load<uint16_t>(b)); });
+    case QuantType::IQ1_M:
+      return all([](const uint8_t* b) { return is_finite_f16(iq1_m_scale_bits(b + 48)); });
+    case QuantType::MXFP4:  // exponent 255 is NaN
+      return all([](const uint8_t* b) { return b[0] != 255; });
+    default:
+      break;
+  }
+  const HalfOffsets at = half_offsets(type);
+  if (at.first < 0) return true;  // integers, and NVFP4, whose scales are always finite
+  if (at.second < 0) return all([&](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b + at.first)); });
+  return all([&](const uint8_t* b) {
+    return is_finite_f16(load<uint16_t>(b + at.first)) && is_finite_f16(load<uint16_t>(b + at.second));
+  });
+}
+
+}  // namespace v100

@@ -1,0 +1,50 @@
+"""Runs GGUF language models: `Llama` is the object most users want; `pyllama.server` is the HTTP server.
+
+`pyllama._engine` (typed in `_engine.pyi`) is the native layer below it.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from pyllama.errors import (
+    ContextFull,
+    DeviceError,
+    GgufError,
+    InvalidArgument,
+    ModelError,
+    OutOfMemory,
+    PyllamaError,
+    TemplateError,
+    TokenizerError,
+)
+
+if TYPE_CHECKING:
+    from pyllama.llama import Llama
+
+try:
+    __version__ = version("pyllama-v100")
+except PackageNotFoundError:  # a source tree that was not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "ContextFull",
+    "DeviceError",
+    "GgufError",
+    "InvalidArgument",
+    "Llama",
+    "ModelError",
+    "OutOfMemory",
+    "PyllamaError",
+    "TemplateError",
+    "TokenizerError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: the command-line programs import this package for its errors and version only.
+    if name == "Llama":
+        from pyllama.llama import Llama
+
+        return Llama
+    raise AttributeError(f"module 'pyllama' has no attribute '{name}'")

@@ -1,0 +1,233 @@
+"""The engine as Python sees it: thin owners around the C++ objects of `ggml_v100/engine`.
+
+Every call that computes releases the GIL. Every error is a subclass of `pyllama.errors.PyllamaError`.
+An `Engine` is driven by one thread at a time: calls from other threads queue on its lock.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+type_names: tuple[str, ...]
+"""GGUF tensor type names, e.g. ``"q4_1"``, in the order of their ids."""
+
+def backend_info() -> dict[str, Any]:
+    """What computes: ``{"isa": "avx512", "available": ["reference", "generic", ...], "cuda": "..."}``."""
+
+def dequantize(type_name: str, data: bytes, n_values: int) -> NDArray[np.float32]:
+    """Decode `n_values` values of packed blocks to f32 (the formulas of the GGUF block formats)."""
+
+@final
+class GgufFile:
+    """A read-only, validated view of a GGUF file and, where it is split, of all its shards.
+
+    Raises `GgufError` naming the fault.
+    """
+
+    def __init__(self, path: str | PathLike[str], *, metadata_only: bool = False) -> None: ...
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Keys in file order. Strings are ``str`` decoded as UTF-8 with ``surrogateescape`` (token texts may be any bytes)."""
+    @property
+    def version(self) -> int: ...
+    @property
+    def alignment(self) -> int: ...
+    @property
+    def tensors(self) -> list["TensorInfo"]: ...
+    def tensor_bytes(self, name: str) -> bytes: ...
+    def close(self) -> None: ...
+
+class TensorInfo(NamedTuple):
+    name: str
+    type_name: str
+    shape: tuple[int, ...]  # ggml order: shape[0] is contiguous
+    offset: int  # absolute file offset of the first byte, within its shard
+    n_bytes: int
+    shard: int
+
+@final
+class Model:
+    """Weights of one GGUF model, packed for this machine. Immutable; several engines may share it.
+
+    kv_overrides: values that replace metadata on lookup (``--override-kv``).
+    isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
+    Raises `GgufError`, `ModelError`, `OutOfMemory`, `InvalidArgument`.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        n_threads: int = 0,
+        check_tensors: bool = False,
+        kv_overrides: Mapping[str, int | float | bool | str] | None = None,
+        isa: str = "auto",
+    ) -> None: ...
+    @property
+    def metadata(self) -> dict[str, Any]: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def n_ctx_train(self) -> int: ...
+    @property
+    def n_embd(self) -> int: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_params(self) -> int: ...
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors in the file."""
+    @property
+    def ftype_label(self) -> str:
+        """``general.file_type`` as loaders print it, e.g. ``Q4_1``; prefixed ``(guessed) `` when the key is missing."""
+    @property
+    def description(self) -> str:
+        """As llama-bench prints it, e.g. ``llama 135M Q4_1``."""
+    def close(self) -> None:
+        """Give the memory back. Engines that still use the model keep it alive until they are closed. Idempotent."""
+
+@final
+class Sampler:
+    """One sampler chain with its own random generator and token history.
+
+    Semantics and defaults: docs/sampling.md. ``seed`` 0xFFFFFFFF draws a random seed. ``samplers`` is the chain order, a subset
+    of ``penalties, top_k, top_p, min_p, temperature`` (others are refused: InvalidArgument).
+    logit_bias: pairs (token id, bias); ids outside the vocabulary are ignored; ``-inf`` bans.
+    Raises `InvalidArgument` for penalties that are not finite or a repeat penalty <= 0.
+    """
+
+    def __init__(
+        self,
+        n_vocab: int,
+        *,
+        seed: int = 0xFFFFFFFF,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        min_keep: int = 0,
+        repeat_last_n: int = 64,
+        repeat_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Sequence[tuple[int, float]] = (),
+        samplers: Sequence[str] = ("penalties", "top_k", "top_p", "min_p", "temperature"),
+    ) -> None: ...
+    @property
+    def seed(self) -> int:
+        """The seed in use (the drawn one when a random seed was asked for)."""
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the history that penalties look at (prompt tokens, or a sampled token)."""
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """Run the chain on one row of raw logits and return the chosen token id. Does not accept it."""
+    def candidates(self) -> list[tuple[int, float]]:
+        """(token, probability) of the last `sample` after the chain, sorted by falling probability, zeros dropped."""
+    def reset(self) -> None:
+        """Forget the history and reseed."""
+    def clone(self) -> "Sampler": ...
+
+class Work(NamedTuple):
+    """What one sequence does in a step: append `tokens`, then, with a sampler, draw the next token from the last row.
+
+    The drawn token is accepted by the sampler and returned, but not appended: it is the first of `tokens` in the next step.
+    n_probs > 0 also returns that many most likely tokens.
+    """
+
+    seq_id: int
+    tokens: Sequence[int]
+    sampler: Sampler | None = None
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+
+class StepOutput(NamedTuple):
+    seq_id: int
+    token: int
+    logprob: float  # ln softmax(raw logits)[token]; with post_sampling_probs the probability after the chain
+    top: list[tuple[int, float]]  # (id, logprob or probability), falling, n_probs long at most; empty unless asked for
+
+@final
+class Engine:
+    """Memory for `n_seq_max` sequences over one shared pool of `n_ctx` tokens, and the forward pass over them.
+
+    n_threads / n_threads_batch: threads for steps of at most / more than `DECODE_ROWS` (64) rows; 0 = all cores / as n_threads.
+    type_k, type_v: f32, f16, bf16, q8_0, q4_0.
+    Raises `InvalidArgument` (names the field), `OutOfMemory`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_ctx: int,
+        n_seq_max: int = 1,
+        n_batch: int = 2048,
+        n_ubatch: int = 512,
+        n_threads: int = 0,
+        n_threads_batch: int = 0,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        rope_scaling_type: str | None = None,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_orig_ctx: int = 0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = -1.0,
+        yarn_beta_fast: float = -1.0,
+        yarn_beta_slow: float = -1.0,
+    ) -> None: ...
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_seq_max(self) -> int: ...
+    @property
+    def n_batch(self) -> int: ...
+    @property
+    def n_ubatch(self) -> int: ...
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes reserved for KV pages (touched lazily)."""
+
+    # One scheduler iteration.
+    def step(self, work: Sequence[Work]) -> list[StepOutput]:
+        """Run prompt chunks and decode rows of any set of sequences; one output per work item with a sampler, in order.
+
+        All or nothing: raises `ContextFull` (its `seq_id` says who) before any row is computed when the pool lacks pages;
+        `InvalidArgument` for token ids outside the vocabulary, an unknown or repeated sequence, an empty item.
+        """
+
+    # Sequence memory. Lengths are in tokens.
+    def length(self, seq_id: int) -> int: ...
+    def can_append(self, seq_id: int, n_tokens: int) -> bool: ...
+    def free_tokens(self) -> int:
+        """Tokens of pages that no sequence holds."""
+    def truncate(self, seq_id: int, length: int) -> None:
+        """Keep the first `length` tokens. InvalidArgument when the sequence is shorter."""
+    def fork(self, src: int, dst: int, length: int) -> None:
+        """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write)."""
+    def clear(self, seq_id: int) -> None: ...
+    def save_sequence(self, seq_id: int) -> bytes:
+        """Tokens' KV as bytes, proportional to the length; only an engine of the same model and types can load it."""
+    def load_sequence(self, seq_id: int, state: bytes) -> None:
+        """InvalidArgument with the reason when the state is truncated or from another model, type or version."""
+
+    # Low-level, llama-style.
+    def decode(
+        self,
+        tokens: Sequence[int],
+        seq_ids: Sequence[int] | None = None,
+        logits: Sequence[bool] | None = None,
+    ) -> None:
+        """Append tokens to their sequences (default: sequence 0) in order. `logits[i]`: keep logits of that row (default: last)."""
+    def logits(self) -> NDArray[np.float32]:
+        """Copy of the kept logits of the last `decode`, `[kept rows, n_vocab]`."""
+    def close(self) -> None: ...

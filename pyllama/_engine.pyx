@@ -1,0 +1,503 @@
+# The engine for Python: thin owners that convert, release the GIL, call and convert back. Documented in _engine.pyi.
+# cython: language_level=3, binding=True, freethreading_compatible=False
+
+import os
+from collections import namedtuple
+
+import numpy as np
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from cython.operator cimport dereference as deref
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint8_t
+from libcpp cimport bool as cpp_bool
+from libcpp.memory cimport shared_ptr
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+from pyllama cimport _engine_native as native
+from pyllama._engine_native cimport (
+    ByteSpan, FlagSpan, FloatSpan, GgufValueType, QuantType, SamplerStage, TokenSpan, byte, string_view, traits, view_of,
+)
+from pyllama.errors import InvalidArgument, PyllamaError
+
+TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
+Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs", defaults=(None, 0, False))
+StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
+
+cdef str text(string_view view):
+    # Token texts may be any bytes: invalid UTF-8 survives as lone surrogates and round-trips.
+    return PyUnicode_DecodeUTF8(view.data(), view.size(), "surrogateescape")
+
+
+cdef string native_path(path) except *:
+    return os.fsencode(path)
+
+
+cdef object type_name_of(QuantType type):
+    return text(traits(type).name)
+
+
+cdef tuple _all_type_names():
+    return tuple(text(deref(native.find_traits(i)).name) for i in range(native.kQuantTypeCount) if native.find_traits(i) != NULL)
+
+type_names = _all_type_names()
+
+cdef dict _array_dtypes = {
+    <int>GgufValueType.U8: "<u1", <int>GgufValueType.I8: "<i1", <int>GgufValueType.U16: "<u2", <int>GgufValueType.I16: "<i2",
+    <int>GgufValueType.U32: "<u4", <int>GgufValueType.I32: "<i4", <int>GgufValueType.F32: "<f4", <int>GgufValueType.BOOL: "?",
+    <int>GgufValueType.U64: "<u8", <int>GgufValueType.I64: "<i8", <int>GgufValueType.F64: "<f8",
+}
+
+
+cdef object python_array(const native.GgufArray& array):
+    if array.element_type == GgufValueType.STRING:
+        return [text(array.strings[i]) for i in range(array.strings.size())]
+    dtype = _array_dtypes[<int>array.element_type]
+    raw = PyBytes_FromStringAndSize(<const char*>array.bytes.data(), <Py_ssize_t>array.bytes.size())
+    if dtype == "?":  # any non-zero byte is true
+        return np.frombuffer(raw, dtype="u1") != 0
+    return np.frombuffer(raw, dtype=dtype)
+
+
+cdef object python_value(const native.GgufKeyValue& entry):
+    cdef GgufValueType type = entry.type
+    if type == GgufValueType.STRING:
+        return text(native.value_string(entry.value))
+    if type == GgufValueType.ARRAY:
+        return python_array(native.value_array(entry.value))
+    if type == GgufValueType.BOOL:
+        return bool(native.value_bool(entry.value))
+    if type == GgufValueType.F32 or type == GgufValueType.F64:
+        return native.value_f64(entry.value)
+    if type in (GgufValueType.U8, GgufValueType.U16, GgufValueType.U32, GgufValueType.U64):
+        return native.value_u64(entry.value)
+    return native.value_i64(entry.value)
+
+
+cdef dict python_metadata(const native.GgufFile& file):
+    cdef size_t i
+    result = {}
+    for i in range(file.metadata().size()):
+        result[text(file.metadata()[i].key)] = python_value(file.metadata()[i])
+    return result
+
+
+def backend_info():
+    names = [name.decode() for name in native.available_isas()]
+    return {"isa": names[-1], "available": names, "cuda": "built without CUDA kernels", "version": native.version_text().decode()}
+
+
+def dequantize(str type_name not None, data, Py_ssize_t n_values):
+    cdef cpp_bool known = False
+    cdef QuantType type = native.quant_type_or_none(type_name.encode(), known)
+    if not known:
+        raise InvalidArgument(f"'{type_name}' is not a tensor type")
+    cdef const unsigned char[::1] raw = data
+    cdef Py_ssize_t block_values = traits(type).block_values
+    if n_values < 0 or n_values % block_values:
+        raise InvalidArgument(f"{n_values} values are not a multiple of the {block_values} values of a {type_name} block")
+    needed = n_values // block_values * traits(type).block_bytes
+    if raw.shape[0] != needed:
+        raise InvalidArgument(f"{n_values} values of {type_name} take {needed} bytes, got {raw.shape[0]}")
+    values = np.empty(n_values, dtype=np.float32)
+    cdef float[::1] out = values
+    if n_values:
+        native.decode(type, <const byte*>&raw[0], &out[0], n_values)
+    return values
+
+
+cdef class GgufFile:
+    cdef shared_ptr[const native.GgufFile] ptr
+    cdef object _metadata
+
+    def __init__(self, path, *, bint metadata_only=False):
+        self.ptr = native.GgufFile.open(native_path(path), metadata_only)
+
+    cdef const native.GgufFile* file(self) except NULL:
+        if not self.ptr:
+            raise PyllamaError("the GGUF file is closed")
+        return self.ptr.get()
+
+    @property
+    def metadata(self):
+        if self._metadata is None:
+            self._metadata = python_metadata(deref(self.file()))
+        return self._metadata
+
+    @property
+    def version(self):
+        return self.file().version()
+
+    @property
+    def alignment(self):
+        return self.file().alignment()
+
+    @property
+    def tensors(self):
+        cdef const native.GgufFile* file = self.file()
+        cdef const native.GgufTensor* tensor
+        cdef size_t i
+        result = []
+        for i in range(file.tensors().size()):
+            tensor = &file.tensors()[i]
+            shape = tuple(tensor.ne[j] for j in range(tensor.n_dims))
+            result.append(TensorInfo(text(tensor.name), type_name_of(tensor.type), shape, tensor.file_offset,
+                                     tensor.n_bytes, tensor.shard))
+        return result
+
+    def tensor_bytes(self, str name not None):
+        cdef const native.GgufFile* file = self.file()
+        cdef string native_name = name.encode("utf-8", "surrogateescape")
+        cdef const native.GgufTensor* tensor = file.find_tensor(view_of(native_name))
+        if tensor == NULL:
+            raise InvalidArgument(f"the file has no tensor '{name}'")
+        cdef ByteSpan data = file.data(deref(tensor))
+        return PyBytes_FromStringAndSize(<const char*>data.data(), <Py_ssize_t>data.size())
+
+    def close(self):
+        self.ptr.reset()
+
+
+cdef class Model:
+    cdef shared_ptr[const native.LoadedModel] ptr
+    cdef object _metadata
+    cdef readonly str path
+
+    def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, kv_overrides=None, str isa="auto"):
+        cdef native.ModelParams params
+        params.path = native_path(path)
+        params.n_threads = n_threads
+        params.check_tensors = check_tensors
+        params.isa = isa.encode()
+        for key, value in (kv_overrides or {}).items():
+            native_key = key.encode()
+            if isinstance(value, bool):
+                native.override_bool(params.kv_overrides, native_key, value)
+            elif isinstance(value, int):
+                native.override_int(params.kv_overrides, native_key, value)
+            elif isinstance(value, float):
+                native.override_float(params.kv_overrides, native_key, value)
+            elif isinstance(value, str):
+                native.override_string(params.kv_overrides, native_key, value.encode())
+            else:
+                raise InvalidArgument(f"override of {key}: {type(value).__name__} is not int, float, bool or str")
+        cdef shared_ptr[const native.LoadedModel] loaded
+        with nogil:
+            loaded = native.load_model(params)
+        self.ptr = loaded
+        self.path = os.fsdecode(path)
+
+    cdef const native.LoadedModel* model(self) except NULL:
+        if not self.ptr:
+            raise PyllamaError("the model is closed")
+        return self.ptr.get()
+
+    @property
+    def metadata(self):
+        if self._metadata is None:
+            self._metadata = python_metadata(self.model().file())
+        return self._metadata
+
+    @property
+    def architecture(self):
+        return self.model().text().hyperparameters().architecture.decode()
+
+    @property
+    def isa(self):
+        return text(self.model().backend().name())
+
+    @property
+    def n_vocab(self):
+        return self.model().text().hyperparameters().vocab
+
+    @property
+    def n_ctx_train(self):
+        return self.model().text().hyperparameters().context_length
+
+    @property
+    def n_embd(self):
+        return self.model().text().hyperparameters().hidden
+
+    @property
+    def n_layer(self):
+        return self.model().text().hyperparameters().layers
+
+    @property
+    def n_params(self):
+        return self.model().n_params()
+
+    @property
+    def size_bytes(self):
+        return self.model().size_bytes()
+
+    @property
+    def ftype_label(self):
+        return self.model().file_type_label().decode()
+
+    @property
+    def description(self):
+        return self.model().description().decode("utf-8", "replace")
+
+    def close(self):
+        cdef shared_ptr[const native.LoadedModel] last
+        last.swap(self.ptr)
+        with nogil:  # unmapping gigabytes takes a while
+            last.reset()
+
+    def __dealloc__(self):
+        self.ptr.reset()
+
+
+cdef dict _stages = {
+    "penalties": <int>SamplerStage.penalties, "top_k": <int>SamplerStage.top_k, "top_p": <int>SamplerStage.top_p,
+    "min_p": <int>SamplerStage.min_p, "temperature": <int>SamplerStage.temperature,
+}
+
+
+cdef object probability_list(const vector[native.TokenProbability]& entries):
+    return [(entries[i].token, entries[i].value) for i in range(entries.size())]
+
+
+cdef vector[int32_t] token_vector(tokens) except *:
+    cdef vector[int32_t] result
+    cdef const int32_t[::1] view
+    if isinstance(tokens, np.ndarray):
+        view = np.ascontiguousarray(tokens, dtype=np.int32)
+        if view.shape[0]:
+            result.assign(&view[0], &view[0] + view.shape[0])
+        return result
+    result.reserve(len(tokens))
+    for token in tokens:
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise InvalidArgument(f"token id {token!r} is not an integer")
+        if not -2147483648 <= token <= 2147483647:
+            raise InvalidArgument(f"token id {token} is outside the vocabulary")
+        result.push_back(token)
+    return result
+
+
+cdef class Sampler:
+    cdef shared_ptr[native.Sampler] ptr
+
+    def __init__(self, int32_t n_vocab, *, seed=0xFFFFFFFF, float temperature=0.8, int32_t top_k=40, float top_p=0.95,
+                 float min_p=0.05, int32_t min_keep=0, int32_t repeat_last_n=64, float repeat_penalty=1.0,
+                 float presence_penalty=0.0, float frequency_penalty=0.0, logit_bias=(),
+                 samplers=("penalties", "top_k", "top_p", "min_p", "temperature")):
+        cdef native.SamplerParams params
+        cdef native.TokenBias bias
+        params.seed = seed & 0xFFFFFFFF
+        params.temperature = temperature
+        params.top_k = top_k
+        params.top_p = top_p
+        params.min_p = min_p
+        params.min_keep = min_keep
+        params.repeat_last_n = repeat_last_n
+        params.repeat_penalty = repeat_penalty
+        params.presence_penalty = presence_penalty
+        params.frequency_penalty = frequency_penalty
+        for token, value in logit_bias:
+            if 0 <= token < n_vocab:
+                bias.token = token
+                bias.bias = value
+                params.logit_bias.push_back(bias)
+        for name in samplers:
+            if name not in _stages:
+                raise InvalidArgument(f"sampler '{name}' is not one of {', '.join(_stages)}")
+            params.stages.push_back(<SamplerStage><int>_stages[name])
+        self.ptr = native.new_sampler(n_vocab, params)
+
+    @property
+    def seed(self):
+        return self.ptr.get().seed()
+
+    def accept(self, tokens):
+        cdef vector[int32_t] native_tokens = token_vector(tokens)
+        self.ptr.get().accept(TokenSpan(native_tokens.data(), native_tokens.size()))
+
+    def sample(self, logits):
+        cdef const float[::1] row = np.ascontiguousarray(logits, dtype=np.float32)
+        cdef int32_t token
+        if row.shape[0] != self.ptr.get().n_vocab():
+            raise InvalidArgument(f"{row.shape[0]} logits for a vocabulary of {self.ptr.get().n_vocab()}")
+        cdef FloatSpan view = FloatSpan(&row[0], <size_t>row.shape[0])
+        with nogil:
+            token = self.ptr.get().sample(view)
+        return token
+
+    def candidates(self):
+        return probability_list(self.ptr.get().candidates())
+
+    def reset(self):
+        self.ptr.get().reset()
+
+    def clone(self):
+        cdef Sampler copy = Sampler.__new__(Sampler)
+        copy.ptr = native.copy_sampler(deref(self.ptr))
+        return copy
+
+cdef class Engine:
+    cdef shared_ptr[native.Engine] ptr
+    cdef int32_t n_vocab
+
+    def __init__(self, Model model not None, *, int32_t n_ctx, int32_t n_seq_max=1, int32_t n_batch=2048,
+                 int32_t n_ubatch=512, int32_t n_threads=0, int32_t n_threads_batch=0, str type_k="f16", str type_v="f16",
+                 str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
+                 double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
+                 double yarn_beta_slow=-1.0):
+        cdef native.EngineParams params
+        params.n_ctx = n_ctx
+        params.n_seq_max = n_seq_max
+        params.n_batch = n_batch
+        params.n_ubatch = n_ubatch
+        params.n_threads = n_threads
+        params.n_threads_batch = n_threads_batch
+        params.type_k = type_k.encode()
+        params.type_v = type_v.encode()
+        if rope_scaling_type is not None:
+            params.rope.scaling_type = <string>rope_scaling_type.encode()
+        if rope_freq_base != 0.0:
+            params.rope.freq_base = rope_freq_base
+        if rope_freq_scale != 0.0:
+            params.rope.freq_scale = rope_freq_scale
+        if yarn_orig_ctx != 0:
+            params.rope.original_context = yarn_orig_ctx
+        if yarn_ext_factor >= 0.0:
+            params.rope.yarn_ext_factor = yarn_ext_factor
+        if yarn_attn_factor >= 0.0:
+            params.rope.yarn_attn_factor = yarn_attn_factor
+        if yarn_beta_fast >= 0.0:
+            params.rope.yarn_beta_fast = yarn_beta_fast
+        if yarn_beta_slow >= 0.0:
+            params.rope.yarn_beta_slow = yarn_beta_slow
+        model.model()
+        cdef shared_ptr[const native.LoadedModel] shared = model.ptr
+        self.n_vocab = model.n_vocab
+        cdef shared_ptr[native.Engine] created
+        with nogil:
+            created = native.new_engine(shared, params)
+        self.ptr = created
+
+    # A share of the engine for the length of one call: close() from another thread does not pull it away.
+    cdef shared_ptr[native.Engine] engine(self) except *:
+        if not self.ptr:
+            raise PyllamaError("the engine is closed")
+        return self.ptr
+
+    @property
+    def n_ctx(self):
+        return self.engine().get().n_ctx()
+
+    @property
+    def n_seq_max(self):
+        return self.engine().get().n_seq_max()
+
+    @property
+    def n_batch(self):
+        return self.engine().get().n_batch()
+
+    @property
+    def n_ubatch(self):
+        return self.engine().get().n_ubatch()
+
+    @property
+    def kv_bytes(self):
+        return self.engine().get().kv_bytes()
+
+    def step(self, work):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[native.SequenceWork] items
+        cdef vector[vector[int32_t]] tokens
+        cdef vector[native.StepOutput] outputs
+        cdef native.SequenceWork item
+        cdef Sampler sampler
+        cdef size_t i
+        for seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs in work:
+            tokens.push_back(token_vector(item_tokens))
+            sampler = item_sampler
+            item.sequence = seq_id
+            item.sampler = sampler.ptr.get() if sampler is not None else NULL
+            item.n_probs = n_probs
+            item.post_sampling_probs = post_sampling_probs
+            items.push_back(item)
+        for i in range(items.size()):  # only now: growing `tokens` moved its elements
+            items[i].tokens = TokenSpan(tokens[i].data(), tokens[i].size())
+        cdef native.WorkSpan view = native.WorkSpan(items.data(), items.size())
+        with nogil:
+            outputs = engine.get().step(view)
+        return [StepOutput(outputs[i].sequence, outputs[i].token, outputs[i].logprob, probability_list(outputs[i].top))
+                for i in range(outputs.size())]
+
+    def decode(self, tokens, seq_ids=None, logits=None):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[int32_t] native_tokens = token_vector(tokens)
+        cdef vector[int32_t] sequences
+        cdef vector[uint8_t] wanted
+        if seq_ids is None:
+            sequences.assign(native_tokens.size(), 0)
+        else:
+            sequences = token_vector(seq_ids)
+        if logits is None:
+            wanted.assign(native_tokens.size(), 0)
+            if wanted.size():
+                wanted[wanted.size() - 1] = 1
+        else:
+            for flag in logits:
+                wanted.push_back(1 if flag else 0)
+        cdef TokenSpan token_view = TokenSpan(native_tokens.data(), native_tokens.size())
+        cdef TokenSpan sequence_view = TokenSpan(sequences.data(), sequences.size())
+        cdef FlagSpan wanted_view = FlagSpan(wanted.data(), wanted.size())
+        with nogil:
+            engine.get().decode(token_view, sequence_view, wanted_view)
+
+    def logits(self):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef Py_ssize_t rows = engine.get().logits_rows()
+        result = np.empty((rows, self.n_vocab), dtype=np.float32)
+        if rows:
+            np.copyto(result.reshape(-1), <const float[:rows * self.n_vocab]><float*>engine.get().logits().data())
+        return result
+
+    def length(self, int32_t seq_id):
+        return self.engine().get().length(seq_id)
+
+    def can_append(self, int32_t seq_id, int32_t n_tokens):
+        return self.engine().get().can_append(seq_id, n_tokens)
+
+    def free_tokens(self):
+        return self.engine().get().free_tokens()
+
+    def truncate(self, int32_t seq_id, int32_t length):
+        self.engine().get().truncate(seq_id, length)
+
+    def fork(self, int32_t src, int32_t dst, int32_t length):
+        self.engine().get().fork(src, dst, length)
+
+    def clear(self, int32_t seq_id):
+        self.engine().get().clear(seq_id)
+
+    def save_sequence(self, int32_t seq_id):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[byte] state
+        with nogil:
+            state = engine.get().save_sequence(seq_id)
+        return PyBytes_FromStringAndSize(<const char*>state.data(), <Py_ssize_t>state.size())
+
+    def load_sequence(self, int32_t seq_id, state):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef const unsigned char[::1] raw = state
+        cdef ByteSpan view
+        if raw.shape[0]:
+            view = ByteSpan(<const byte*>&raw[0], <size_t>raw.shape[0])
+        with nogil:
+            engine.get().load_sequence(seq_id, view)
+
+    def close(self):
+        cdef shared_ptr[native.Engine] last
+        last.swap(self.ptr)
+        with nogil:
+            last.reset()
+
+    def __dealloc__(self):
+        self.ptr.reset()

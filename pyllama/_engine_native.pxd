@@ -1,0 +1,227 @@
+# Mirror of the engine's headers: declarations only. Everything is nogil; everything that can throw names the translator.
+
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libcpp cimport bool
+from libcpp.memory cimport shared_ptr
+from libcpp.optional cimport optional
+from libcpp.string cimport string
+from libcpp.vector cimport vector
+
+cdef extern from "translate_error.h" namespace "v100" nogil:
+    void translate_error()
+
+cdef extern from "<string_view>" namespace "std" nogil:
+    cdef cppclass string_view:
+        const char* data()
+        size_t size()
+
+cdef extern from "<cstddef>" namespace "std" nogil:
+    cdef cppclass byte:
+        pass
+
+cdef extern from "<span>" namespace "std" nogil:
+    cdef cppclass span[T]:
+        span()
+        span(T* data, size_t size)
+        T* data()
+        size_t size()
+
+ctypedef span[const int32_t] TokenSpan
+ctypedef span[const uint8_t] FlagSpan
+ctypedef span[const float] FloatSpan
+ctypedef span[const byte] ByteSpan
+
+cdef extern from "quants/types.h" namespace "v100" nogil:
+    cdef enum class QuantType(int32_t):
+        pass
+    cdef cppclass QuantTraits:
+        QuantType type
+        string_view name
+        int32_t block_values
+        int32_t block_bytes
+    const int32_t kQuantTypeCount
+    const QuantTraits* find_traits(int32_t type_id)
+    const QuantTraits& traits(QuantType type) except +translate_error
+    optional[QuantType] quant_type_from_name(string_view name)
+
+cdef extern from "quants/decode.h" namespace "v100" nogil:
+    void decode(QuantType type, const byte* blocks, float* values, int64_t n_values) except +translate_error
+
+cdef extern from "gguf/gguf.h" namespace "v100" nogil:
+    cdef enum class GgufValueType(int32_t):
+        U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64
+    cdef cppclass GgufArray:
+        GgufValueType element_type
+        uint64_t count
+        ByteSpan bytes
+        vector[string_view] strings
+    cdef cppclass GgufValue:
+        pass
+    cdef cppclass GgufKeyValue:
+        string_view key
+        GgufValueType type
+        GgufValue value
+    cdef cppclass GgufTensor:
+        string_view name
+        QuantType type
+        int32_t n_dims
+        int64_t ne[4]
+        int32_t shard
+        uint64_t file_offset
+        uint64_t n_bytes
+    cdef cppclass GgufFile:
+        @staticmethod
+        shared_ptr[const GgufFile] open(const string& path, bool metadata_only) except +translate_error
+        int32_t version() const
+        uint64_t alignment() const
+        const vector[GgufKeyValue]& metadata() const
+        const vector[GgufTensor]& tensors() const
+        const GgufTensor* find_tensor(string_view name) const
+        ByteSpan data(const GgufTensor& tensor) except +translate_error
+
+cdef extern from "gguf/metadata.h" namespace "v100" nogil:
+    cdef cppclass MetadataOverrides:
+        pass
+
+cdef extern from "model/hyperparameters.h" namespace "v100" nogil:
+    cdef cppclass Hyperparameters:
+        string architecture
+        int32_t context_length
+        int32_t hidden
+        int32_t layers
+        int32_t vocab
+
+cdef extern from "model/rope.h" namespace "v100" nogil:
+    cdef cppclass RopeSettings:
+        optional[string] scaling_type
+        optional[double] freq_base
+        optional[double] freq_scale
+        optional[int32_t] original_context
+        optional[double] yarn_ext_factor
+        optional[double] yarn_attn_factor
+        optional[double] yarn_beta_fast
+        optional[double] yarn_beta_slow
+
+cdef extern from "model/model.h" namespace "v100" nogil:
+    cdef cppclass TextModel:
+        const Hyperparameters& hyperparameters() const
+
+cdef extern from "ops/ops.h" namespace "v100" nogil:
+    cdef cppclass Backend:
+        string_view name() const
+
+cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
+    cdef cppclass ModelParams:
+        string path
+        int32_t n_threads
+        bool check_tensors
+        MetadataOverrides kv_overrides
+        string isa
+    cdef cppclass LoadedModel:
+        LoadedModel(const ModelParams& params) except +translate_error
+        const GgufFile& file() const
+        const Backend& backend() const
+        const TextModel& text() const
+        int64_t n_params() const
+        uint64_t size_bytes() const
+        string file_type_label() except +translate_error
+        string description() except +translate_error
+    vector[string] available_isas()
+
+cdef extern from "sampling/sampler.h" namespace "v100" nogil:
+    cdef enum class SamplerStage:
+        penalties, top_k, top_p, min_p, temperature
+    cdef cppclass TokenBias:
+        int32_t token
+        float bias
+    cdef cppclass TokenProbability:
+        int32_t token
+        float value
+    cdef cppclass SamplerParams:
+        uint32_t seed
+        float temperature
+        int32_t top_k
+        float top_p
+        float min_p
+        int32_t min_keep
+        int32_t repeat_last_n
+        float repeat_penalty
+        float presence_penalty
+        float frequency_penalty
+        vector[TokenBias] logit_bias
+        vector[SamplerStage] stages
+    cdef cppclass Sampler:
+        Sampler(int32_t n_vocab, SamplerParams params) except +translate_error
+        Sampler(const Sampler& other) except +translate_error
+        int32_t n_vocab() const
+        uint32_t seed() const
+        void accept(TokenSpan tokens) except +translate_error
+        int32_t sample(FloatSpan logits) except +translate_error
+        vector[TokenProbability] candidates() except +translate_error
+        void reset() except +translate_error
+
+cdef extern from "engine/engine.h" namespace "v100" nogil:
+    cdef cppclass EngineParams:
+        int32_t n_ctx
+        int32_t n_seq_max
+        int32_t n_batch
+        int32_t n_ubatch
+        int32_t n_threads
+        int32_t n_threads_batch
+        string type_k
+        string type_v
+        RopeSettings rope
+    cdef cppclass SequenceWork:
+        int32_t sequence
+        TokenSpan tokens
+        Sampler* sampler
+        int32_t n_probs
+        bool post_sampling_probs
+    cdef cppclass WorkSpan "std::span<const v100::SequenceWork>":
+        WorkSpan()
+        WorkSpan(SequenceWork* data, size_t size)
+    cdef cppclass StepOutput:
+        int32_t sequence
+        int32_t token
+        float logprob
+        vector[TokenProbability] top
+    cdef cppclass Engine:
+        Engine(shared_ptr[const LoadedModel] model, const EngineParams& params) except +translate_error
+        int32_t n_ctx() const
+        int32_t n_seq_max() const
+        int32_t n_batch() const
+        int32_t n_ubatch() const
+        size_t kv_bytes() const
+        vector[StepOutput] step(WorkSpan work) except +translate_error
+        void decode(TokenSpan tokens, TokenSpan sequences, FlagSpan wanted) except +translate_error
+        FloatSpan logits() const
+        int32_t logits_rows() const
+        int32_t length(int32_t sequence) except +translate_error
+        bool can_append(int32_t sequence, int32_t n_tokens) except +translate_error
+        int32_t free_tokens() except +translate_error
+        void truncate(int32_t sequence, int32_t length) except +translate_error
+        void fork(int32_t source, int32_t destination, int32_t length) except +translate_error
+        void clear(int32_t sequence) except +translate_error
+        vector[byte] save_sequence(int32_t sequence) except +translate_error
+        void load_sequence(int32_t sequence, ByteSpan state) except +translate_error
+
+# Small bridges for what Cython cannot spell: variants, construction behind a smart pointer.
+cdef extern from "native_bridge.h" namespace "v100" nogil:
+    const char* version_text()
+    uint64_t value_u64(const GgufValue& value)
+    int64_t value_i64(const GgufValue& value)
+    double value_f64(const GgufValue& value)
+    bool value_bool(const GgufValue& value)
+    string_view value_string(const GgufValue& value)
+    const GgufArray& value_array(const GgufValue& value)
+    string_view view_of(const string& text)
+    QuantType quant_type_or_none(const string& name, bool& known)
+    void override_int(MetadataOverrides& overrides, const string& key, int64_t value) except +translate_error
+    void override_float(MetadataOverrides& overrides, const string& key, double value) except +translate_error
+    void override_bool(MetadataOverrides& overrides, const string& key, bool value) except +translate_error
+    void override_string(MetadataOverrides& overrides, const string& key, const string& value) except +translate_error
+    shared_ptr[const LoadedModel] load_model(const ModelParams& params) except +translate_error
+    shared_ptr[Sampler] new_sampler(int32_t n_vocab, const SamplerParams& params) except +translate_error
+    shared_ptr[Sampler] copy_sampler(const Sampler& other) except +translate_error
+    shared_ptr[Engine] new_engine(shared_ptr[const LoadedModel] model, const EngineParams& params) except +translate_error

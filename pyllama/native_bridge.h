@@ -1,0 +1,53 @@
+// What the Cython layer needs from C++ and cannot spell itself: alternatives of a variant, construction behind smart pointers.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "engine/engine.h"
+#include "engine/loaded_model.h"
+#include "gguf/gguf.h"
+#include "gguf/metadata.h"
+#include "quants/types.h"
+#include "sampling/sampler.h"
+
+namespace v100 {
+
+inline const char* version_text() { return V100_VERSION; }
+
+inline uint64_t value_u64(const GgufValue& value) { return std::get<uint64_t>(value); }
+inline int64_t value_i64(const GgufValue& value) { return std::get<int64_t>(value); }
+inline double value_f64(const GgufValue& value) { return std::get<double>(value); }
+inline bool value_bool(const GgufValue& value) { return std::get<bool>(value); }
+inline std::string_view value_string(const GgufValue& value) { return std::get<std::string_view>(value); }
+inline const GgufArray& value_array(const GgufValue& value) { return std::get<GgufArray>(value); }
+inline std::string_view view_of(const std::string& text) { return text; }
+
+inline QuantType quant_type_or_none(const std::string& name, bool& known) {
+  const auto type = quant_type_from_name(name);
+  known = type.has_value();
+  return type.value_or(QuantType::F32);
+}
+
+inline void override_int(MetadataOverrides& overrides, const std::string& key, int64_t value) { overrides[key] = value; }
+inline void override_float(MetadataOverrides& overrides, const std::string& key, double value) { overrides[key] = value; }
+inline void override_bool(MetadataOverrides& overrides, const std::string& key, bool value) { overrides[key] = value; }
+inline void override_string(MetadataOverrides& overrides, const std::string& key, const std::string& value) {
+  overrides[key] = value;
+}
+
+inline std::shared_ptr<const LoadedModel> load_model(const ModelParams& params) {
+  return std::make_shared<const LoadedModel>(params);
+}
+inline std::shared_ptr<Sampler> new_sampler(int32_t n_vocab, const SamplerParams& params) {
+  return std::make_shared<Sampler>(n_vocab, params);
+}
+inline std::shared_ptr<Sampler> copy_sampler(const Sampler& other) { return std::make_shared<Sampler>(other); }
+inline std::shared_ptr<Engine> new_engine(std::shared_ptr<const LoadedModel> model, const EngineParams& params) {
+  return std::make_shared<Engine>(std::move(model), params);
+}
+
+}  // namespace v100

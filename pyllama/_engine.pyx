@@ -434,6 +434,7 @@ cdef class Engine:
         cdef vector[int32_t] native_tokens = token_vector(tokens)
         cdef vector[int32_t] sequences
         cdef vector[uint8_t] wanted
+        cdef uint8_t keep
         if seq_ids is None:
             sequences.assign(native_tokens.size(), 0)
         else:
@@ -444,7 +445,8 @@ cdef class Engine:
                 wanted[wanted.size() - 1] = 1
         else:
             for flag in logits:
-                wanted.push_back(1 if flag else 0)
+                keep = 1 if flag else 0  # typed: a conditional expression bound to push_back's reference would dangle
+                wanted.push_back(keep)
         cdef TokenSpan token_view = TokenSpan(native_tokens.data(), native_tokens.size())
         cdef TokenSpan sequence_view = TokenSpan(sequences.data(), sequences.size())
         cdef FlagSpan wanted_view = FlagSpan(wanted.data(), wanted.size())

@@ -44,7 +44,7 @@ class FileDescriptor {
 
 MappedFile::MappedFile(const std::string& path) {
   const FileDescriptor file(path);
-  struct stat status {};
+  struct stat status{};
   if (::fstat(file.value(), &status) != 0) fail(path, "inspect", errno);
   if (S_ISDIR(status.st_mode)) throw Error(path + ": is a directory, expected a file");
   if (!S_ISREG(status.st_mode)) throw Error(path + ": is not a regular file");

@@ -34,7 +34,7 @@ struct ValueTypeTraits {
 };
 
 constexpr ValueTypeTraits kValueTypes[] = {
-    {"u8", 1}, {"i8", 1}, {"u16", 2}, {"i16", 2}, {"u32", 4}, {"i32", 4}, {"f32", 4},
+    {"u8", 1},   {"i8", 1},     {"u16", 2},   {"i16", 2}, {"u32", 4}, {"i32", 4}, {"f32", 4},
     {"bool", 1}, {"string", 0}, {"array", 0}, {"u64", 8}, {"i64", 8}, {"f64", 8},
 };
 
@@ -66,6 +66,7 @@ class Parser {
       place_tensors(result);
     }
     index_by_name(result.tensors, path_);
+    if (needs_data_) check_data_is_present(result);
     return result;
   }
 
@@ -79,7 +80,8 @@ class Parser {
 
   std::span<const std::byte> take(uint64_t n_bytes, std::string_view what) {
     if (n_bytes > remaining())
-      fail("file ends inside ", what, ": ", n_bytes, " bytes at offset ", position_, ", but only ", remaining(), " remain");
+      fail("file ends inside ", what, ": ", n_bytes, " bytes at offset ", position_, ", but only ", remaining(),
+           " remain");
     const auto bytes = file_.subspan(position_, static_cast<size_t>(n_bytes));
     position_ += bytes.size();
     return bytes;
@@ -114,7 +116,8 @@ class Parser {
   int32_t read_version() {
     const auto version = read<uint32_t>("the version");
     if (version != 0 && (version & 0xFFFFu) == 0)
-      fail("version reads as ", version, ": the file is in the other byte order (big-endian); a little-endian one is needed");
+      fail("version reads as ", version,
+           ": the file is in the other byte order (big-endian); a little-endian one is needed");
     if (version == 1) fail("GGUF version 1 is no longer supported; versions 2 and 3 are");
     if (version != 2 && version != 3) fail("GGUF version ", version, " is unknown; versions 2 and 3 are supported");
     return static_cast<int32_t>(version);
@@ -149,19 +152,32 @@ class Parser {
     const auto integer = [](int64_t v) { return GgufValue(std::in_place_type<int64_t>, v); };
     const auto real = [](double v) { return GgufValue(std::in_place_type<double>, v); };
     switch (type) {
-      case GgufValueType::U8: return natural(read<uint8_t>(what));
-      case GgufValueType::I8: return integer(read<int8_t>(what));
-      case GgufValueType::U16: return natural(read<uint16_t>(what));
-      case GgufValueType::I16: return integer(read<int16_t>(what));
-      case GgufValueType::U32: return natural(read<uint32_t>(what));
-      case GgufValueType::I32: return integer(read<int32_t>(what));
-      case GgufValueType::F32: return real(static_cast<double>(read<float>(what)));
-      case GgufValueType::BOOL: return GgufValue(std::in_place_type<bool>, read<uint8_t>(what) != 0);
-      case GgufValueType::STRING: return GgufValue(std::in_place_type<std::string_view>, read_string(what));
-      case GgufValueType::U64: return natural(read<uint64_t>(what));
-      case GgufValueType::I64: return integer(read<int64_t>(what));
-      case GgufValueType::F64: return real(read<double>(what));
-      case GgufValueType::ARRAY: break;  // read_array
+      case GgufValueType::U8:
+        return natural(read<uint8_t>(what));
+      case GgufValueType::I8:
+        return integer(read<int8_t>(what));
+      case GgufValueType::U16:
+        return natural(read<uint16_t>(what));
+      case GgufValueType::I16:
+        return integer(read<int16_t>(what));
+      case GgufValueType::U32:
+        return natural(read<uint32_t>(what));
+      case GgufValueType::I32:
+        return integer(read<int32_t>(what));
+      case GgufValueType::F32:
+        return real(static_cast<double>(read<float>(what)));
+      case GgufValueType::BOOL:
+        return GgufValue(std::in_place_type<bool>, read<uint8_t>(what) != 0);
+      case GgufValueType::STRING:
+        return GgufValue(std::in_place_type<std::string_view>, read_string(what));
+      case GgufValueType::U64:
+        return natural(read<uint64_t>(what));
+      case GgufValueType::I64:
+        return integer(read<int64_t>(what));
+      case GgufValueType::F64:
+        return real(read<double>(what));
+      case GgufValueType::ARRAY:
+        break;  // read_array
     }
     fail("value type ", static_cast<int32_t>(type), " is no scalar");
   }
@@ -254,8 +270,8 @@ class Parser {
 
   uint64_t checked_bytes(const GgufTensor& tensor, const QuantTraits& type) const {
     if (tensor.ne[0] % type.block_values != 0)
-      fail("rows of ", tensor.ne[0], " values, expected a multiple of the ", type.block_values, " values in a block of type ",
-           type.name);
+      fail("rows of ", tensor.ne[0], " values, expected a multiple of the ", type.block_values,
+           " values in a block of type ", type.name);
     const auto n_blocks = static_cast<uint64_t>(tensor.n_elements() / type.block_values);
     const auto block_bytes = static_cast<uint64_t>(type.block_bytes);
     if (n_blocks > std::numeric_limits<size_t>::max() / block_bytes)
@@ -263,7 +279,9 @@ class Parser {
     return n_blocks * block_bytes;
   }
 
-  static uint64_t padded(uint64_t n_bytes, uint64_t alignment) { return (n_bytes + alignment - 1) / alignment * alignment; }
+  static uint64_t padded(uint64_t n_bytes, uint64_t alignment) {
+    return (n_bytes + alignment - 1) / alignment * alignment;
+  }
 
   // Tensors follow one another without gaps, each padded to the alignment.
   void place_tensors(GgufContainer& container) {
@@ -274,14 +292,22 @@ class Parser {
       if (tensor.file_offset != expected)
         fail("data offset is ", tensor.file_offset, ", expected ", expected, ", where the previous tensor ends");
       if (expected > limit || tensor.n_bytes > limit - expected)
-        fail("size of ", tensor.n_bytes, " bytes at offset ", expected, " of the data section overflows a 64-bit file offset");
+        fail("size of ", tensor.n_bytes, " bytes at offset ", expected,
+             " of the data section overflows a 64-bit file offset");
       tensor.file_offset = container.data_start + expected;
-      if (needs_data_ && (tensor.file_offset > file_.size() || tensor.n_bytes > file_.size() - tensor.file_offset))
-        fail("data of ", tensor.n_bytes, " bytes at offset ", tensor.file_offset, " lies outside the file of ", file_.size(),
-             " bytes");
       expected = padded(expected + tensor.n_bytes, container.alignment);
     }
     context_.clear();
+  }
+
+  // The padding after the last tensor may be missing.
+  void check_data_is_present(const GgufContainer& container) {
+    for (const GgufTensor& tensor : container.tensors) {
+      if (tensor.file_offset <= file_.size() && tensor.n_bytes <= file_.size() - tensor.file_offset) continue;
+      context_ = message("tensor ", quoted(tensor.name));
+      fail("data of ", tensor.n_bytes, " bytes at offset ", tensor.file_offset, " lies outside the file of ",
+           file_.size(), " bytes");
+    }
   }
 
   std::span<const std::byte> file_;

@@ -14,15 +14,15 @@ namespace v100 {
 
 struct GgufContainer {
   int32_t version;
-  uint64_t alignment;   // of the data section and of each tensor in it, bytes
-  uint64_t data_start;  // of the data section, bytes from the start of the file
+  uint64_t alignment;                  // of the data section and of each tensor in it, bytes
+  uint64_t data_start;                 // of the data section, bytes from the start of the file
   std::vector<GgufKeyValue> metadata;  // in file order
   std::vector<size_t> by_key;          // indices of `metadata`, sorted by key
   std::vector<GgufTensor> tensors;     // in file order
 };
 
-// Parses and validates `file`; the result holds views into it. `path` is for messages. Tensor data that lies outside the
-// range is an error if `needs_data`. Throws GgufError. Work and memory are bounded by the size of `file`.
+// Parses and validates `file`; the result holds views into it. `path` is for messages. Tensor data that lies outside
+// the range is an error if `needs_data`. Throws GgufError. Work and memory are bounded by the size of `file`.
 GgufContainer parse_container(std::span<const std::byte> file, std::string_view path, int32_t shard, bool needs_data);
 
 // nullptr when absent.

@@ -46,12 +46,14 @@ std::optional<int64_t> find_split_key(const GgufContainer& content, std::string_
   if (natural == nullptr && integer == nullptr)
     throw GgufError(message(path, ": ", key, " has type ", value_type_name(entry->type), ", expected an integer"));
   if (natural != nullptr ? *natural > static_cast<uint64_t>(largest) : *integer < 0 || *integer > largest)
-    throw GgufError(message(path, ": ", key, " is ", natural != nullptr ? std::to_string(*natural) : std::to_string(*integer),
-                            ", expected 0..", largest));
+    throw GgufError(message(path, ": ", key, " is ",
+                            natural != nullptr ? std::to_string(*natural) : std::to_string(*integer), ", expected 0..",
+                            largest));
   return natural != nullptr ? static_cast<int64_t>(*natural) : *integer;
 }
 
-int64_t require_split_key(const GgufContainer& content, std::string_view key, int64_t largest, const std::string& path) {
+int64_t require_split_key(const GgufContainer& content, std::string_view key, int64_t largest,
+                          const std::string& path) {
   if (const auto value = find_split_key(content, key, largest, path)) return *value;
   throw GgufError(message(path, ": split file without the key ", key));
 }
@@ -77,7 +79,8 @@ std::vector<Shard> open_shards(const std::string& path, bool needs_data) {
                             "); open the first part instead"));
   const std::string suffix = split_suffix(0, count);
   if (!path.ends_with(suffix))
-    throw GgufError(message(path, ": invalid split file name: the first of ", count, " parts must end in ", quoted(suffix)));
+    throw GgufError(
+        message(path, ": invalid split file name: the first of ", count, " parts must end in ", quoted(suffix)));
   const std::string prefix = path.substr(0, path.size() - suffix.size());
 
   for (int64_t index = 1; index < count; ++index) {
@@ -96,8 +99,8 @@ std::vector<Shard> open_shards(const std::string& path, bool needs_data) {
   size_t total = 0;
   for (const Shard& shard : shards) total += shard.content.tensors.size();
   if (total != static_cast<uint64_t>(expected))
-    throw GgufError(message(path, ": ", kSplitTensorsCount, " is ", expected, ", but the ", count, " parts hold ", total,
-                            " tensors"));
+    throw GgufError(message(path, ": ", kSplitTensorsCount, " is ", expected, ", but the ", count, " parts hold ",
+                            total, " tensors"));
   return shards;
 }
 
@@ -127,9 +130,11 @@ class MappedGguf final : public GgufFile {
 
   std::span<const std::byte> data(const GgufTensor& tensor) const override {
     const std::span<const std::byte> file = file_of(tensor).bytes();
-    if (tensor.file_offset > file.size() || tensor.n_bytes > file.size() - tensor.file_offset)  // opened for metadata only
-      throw GgufError(message(path_, ": tensor ", quoted(tensor.name), ": data of ", tensor.n_bytes, " bytes at offset ",
-                              tensor.file_offset, " lies outside the file of ", file.size(), " bytes"));
+    if (tensor.file_offset > file.size() ||
+        tensor.n_bytes > file.size() - tensor.file_offset)  // opened for metadata only
+      throw GgufError(message(path_, ": tensor ", quoted(tensor.name), ": data of ", tensor.n_bytes,
+                              " bytes at offset ", tensor.file_offset, " lies outside the file of ", file.size(),
+                              " bytes"));
     return file.subspan(static_cast<size_t>(tensor.file_offset), static_cast<size_t>(tensor.n_bytes));
   }
 

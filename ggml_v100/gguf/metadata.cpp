@@ -28,15 +28,16 @@ std::string described(const GgufKeyValue& entry) {
   return message("type array of ", array->count, " ", value_type_name(array->element_type));
 }
 
-// The override of `key` as T; nullptr when there is none. An override of another kind is an error: ignoring it would run
-// the model with a value that the user meant to replace.
+// The override of `key` as T; nullptr when there is none. An override of another kind is an error: ignoring it would
+// run the model with a value that the user meant to replace.
 template <class T>
 const T* override_of(const MetadataOverrides& overrides, const GgufFile& file, std::string_view key,
                      std::string_view expected) {
   const auto found = overrides.find(key);
   if (found == overrides.end()) return nullptr;
   if (const T* value = std::get_if<T>(&found->second)) return value;
-  throw ModelError(key_text(file, key) + message(": its override is ", override_kind(found->second), ", expected ", expected));
+  throw ModelError(key_text(file, key) +
+                   message(": its override is ", override_kind(found->second), ", expected ", expected));
 }
 
 [[noreturn]] void fail_kind(const GgufFile& file, const GgufKeyValue& entry, std::string_view expected) {
@@ -64,19 +65,29 @@ T element_as(const GgufArray& array, size_t index) {
 // Element of an array of integers or bools.
 int64_t integer_element(const GgufFile& file, const GgufKeyValue& entry, const GgufArray& array, size_t index) {
   switch (array.element_type) {
-    case GgufValueType::U8: return element_as<uint8_t>(array, index);
-    case GgufValueType::I8: return element_as<int8_t>(array, index);
-    case GgufValueType::U16: return element_as<uint16_t>(array, index);
-    case GgufValueType::I16: return element_as<int16_t>(array, index);
-    case GgufValueType::U32: return element_as<uint32_t>(array, index);
-    case GgufValueType::I32: return element_as<int32_t>(array, index);
-    case GgufValueType::U64: return checked_signed(file, entry.key, element_as<uint64_t>(array, index));
-    case GgufValueType::I64: return element_as<int64_t>(array, index);
-    case GgufValueType::BOOL: return element_as<uint8_t>(array, index) != 0;
+    case GgufValueType::U8:
+      return element_as<uint8_t>(array, index);
+    case GgufValueType::I8:
+      return element_as<int8_t>(array, index);
+    case GgufValueType::U16:
+      return element_as<uint16_t>(array, index);
+    case GgufValueType::I16:
+      return element_as<int16_t>(array, index);
+    case GgufValueType::U32:
+      return element_as<uint32_t>(array, index);
+    case GgufValueType::I32:
+      return element_as<int32_t>(array, index);
+    case GgufValueType::U64:
+      return checked_signed(file, entry.key, element_as<uint64_t>(array, index));
+    case GgufValueType::I64:
+      return element_as<int64_t>(array, index);
+    case GgufValueType::BOOL:
+      return element_as<uint8_t>(array, index) != 0;
     case GgufValueType::F32:
     case GgufValueType::F64:
     case GgufValueType::STRING:
-    case GgufValueType::ARRAY: break;
+    case GgufValueType::ARRAY:
+      break;
   }
   fail_kind(file, entry, "integers or bools");
 }
@@ -146,7 +157,8 @@ std::optional<std::vector<int64_t>> Metadata::find_ints(std::string_view key, in
   constexpr std::string_view expected = "an integer or an array of integers";
   if (n < 0) throw InvalidArgument(message("find_ints: n is ", n, ", expected at least 0"));
   const auto size = static_cast<size_t>(n);
-  if (const auto* value = override_of<int64_t>(overrides_, *file_, key, expected)) return std::vector<int64_t>(size, *value);
+  if (const auto* value = override_of<int64_t>(overrides_, *file_, key, expected))
+    return std::vector<int64_t>(size, *value);
   const GgufKeyValue* entry = file_->find(key);
   if (entry == nullptr) return std::nullopt;
   const auto* array = std::get_if<GgufArray>(&entry->value);

@@ -61,10 +61,10 @@ bool PagedMemory::can_append(int32_t sequence, int32_t n_tokens) const {
 void PagedMemory::append(int32_t sequence, int32_t n_tokens) {
   const int32_t needed = pages_needed(sequence, n_tokens);
   if (needed > free_pages())
-    throw ContextFull("sequence " + std::to_string(sequence) + " holds " + std::to_string(length(sequence)) + " tokens; " +
-                          std::to_string(n_tokens) + " more need " + std::to_string(needed) + " pages of " +
-                          std::to_string(kPageTokens) + " tokens, " + std::to_string(free_pages()) + " of " +
-                          std::to_string(n_pages()) + " are free",
+    throw ContextFull("sequence " + std::to_string(sequence) + " holds " + std::to_string(length(sequence)) +
+                          " tokens; " + std::to_string(n_tokens) + " more need " + std::to_string(needed) +
+                          " pages of " + std::to_string(kPageTokens) + " tokens, " + std::to_string(free_pages()) +
+                          " of " + std::to_string(n_pages()) + " are free",
                       sequence);
   if (n_tokens == 0) return;
 

@@ -30,17 +30,18 @@ class PagedMemory {
   // Pages that append(sequence, n) would take from the free ones (a shared last page counts, it must be copied).
   int32_t pages_needed(int32_t sequence, int32_t n_tokens) const;
   bool can_append(int32_t sequence, int32_t n_tokens) const;
-  // Makes room for n more tokens at the end; they are uninitialised. Throws ContextFull and changes nothing when pages lack.
+  // Makes room for n more tokens at the end; they are uninitialised. Throws ContextFull when pages lack.
   void append(int32_t sequence, int32_t n_tokens);
   // Keeps the first `length` tokens. Throws InvalidArgument when the sequence is shorter.
   void truncate(int32_t sequence, int32_t length);
-  // destination := first `length` tokens of source, pages shared. destination == source truncates. InvalidArgument as above.
+  // destination := first `length` tokens of source, pages shared. destination == source truncates. InvalidArgument as
+  // above.
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
 
   // Every method throws InvalidArgument for a sequence outside [0, n_sequences) and for negative counts. A method that
-  // throws, also through copy_page, has changed nothing. append and then truncate to the old length keeps every token and
-  // the number of the sequence's pages; a shared last page stays replaced by the copy that append made.
+  // throws, also through copy_page, has changed nothing. append and then truncate to the old length keeps every token
+  // and the number of the sequence's pages; a shared last page stays replaced by the copy that append made.
 
  private:
   struct Sequence {

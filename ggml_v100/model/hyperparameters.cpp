@@ -72,6 +72,9 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
   hp.ffn = keys.per_layer("feed_forward_length", hp.layers, none, 0, kWidest);
   int32_t head_dim = 0;
   if (hp.heads[0] > 0) head_dim = hp.hidden / hp.heads[0];
+  if (head_dim == 0 && !metadata.has(keys.prefix() + "attention.key_length"))
+    throw ModelError(keys.prefix() + "attention.head_count is " + std::to_string(hp.heads[0]) +
+                     ", which gives no head size for " + std::to_string(hp.hidden) + " features");
   hp.head_dim_k = keys.optional("attention.key_length", head_dim, 1, 8192);
   hp.head_dim_v = keys.optional("attention.value_length", head_dim, 1, 8192);
   hp.rms_epsilon = static_cast<float>(metadata.require_float(keys.prefix() + "attention.layer_norm_rms_epsilon"));

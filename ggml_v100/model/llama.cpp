@@ -31,7 +31,8 @@ class Llama final : public TextModel {
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const override;
 
  private:
-  Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor n) const;
+  Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const;
+  void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const;
 
   Hyperparameters hp_;
   EmbeddingTable token_embd_;  // [V, H]
@@ -101,41 +102,52 @@ RopeAngles Llama::rope(const RopeSettings& settings, int32_t n_ctx) const {
   return rope_angles(hp_.rope, settings, {divisors->data.get(), static_cast<size_t>(divisors->size)});
 }
 
-// n [rows, H], normalised -> [rows, Hq Dv].
-Tensor Llama::attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor n) const {
+// x [rows, H] -> output of the attention layer [rows, H], before its residual add.
+Tensor Llama::attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const {
   const Block& w = blocks_[static_cast<size_t>(layer)];
   const int32_t heads = hp_.heads[static_cast<size_t>(layer)], kv_heads = hp_.kv_heads[static_cast<size_t>(layer)];
+  const KvLayer& kv = state.kv[static_cast<size_t>(layer)];
   const std::array<const Linear*, 3> weights{&w.attn_q, &w.attn_k, &w.attn_v};
-  std::array<Tensor, 3> outputs;
-  ops.multi_linear(n, weights, outputs);
-  auto& [q, k, v] = outputs;                                                    // [rows, Hq D], [rows, Hkv D], [rows, Hkv Dv]
+  std::array<Tensor, 3> qkv;
+  const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);              // [rows, H]
+  ops.multi_linear(n, weights, qkv);
+  const auto& [q, k, v] = qkv;                                                 // [rows, Hq D], [rows, Hkv D], [rows, Hkv Dv]
   ops.rope(q, heads, hp_.head_dim_k, state.rope, RopeLayout::interleaved);
   ops.rope(k, kv_heads, hp_.head_dim_k, state.rope, RopeLayout::interleaved);
-  const KvLayer& kv = state.kv[static_cast<size_t>(layer)];
   ops.kv_append(k, v, rows, kv);
-  return ops.attention(q, rows, kv, heads, 1.0f / std::sqrt(static_cast<float>(hp_.head_dim_k)));
+  const float scale = 1.0f / std::sqrt(static_cast<float>(hp_.head_dim_k));
+  const Tensor heads_out = ops.attention(q, rows, kv, heads, scale);           // [rows, Hq Dv]
+  const Tensor a = ops.linear(heads_out, w.attn_output);                       // [rows, H], partial
+  ops.all_reduce(a);
+  return a;
+}
+
+// x += a, then x += feed-forward of x, in place.
+void Llama::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
+  const Block& w = blocks_[static_cast<size_t>(layer)];
+  const Tensor n = ops.add_rms_norm(x, a, w.ffn_norm, hp_.rms_epsilon);        // [rows, H]
+  const Tensor f = ops.gated_linear(n, w.ffn_gate, w.ffn_up, Activation::silu);  // [rows, F / ranks]
+  const Tensor d = ops.linear(f, w.ffn_down);                                  // [rows, H], partial
+  ops.all_reduce(d);
+  ops.add(x, d);
+  ops.tap("block_out", layer, x);
 }
 
 Tensor Llama::forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const {
-  Tensor x = ops.embed(rows.tokens, token_embd_);                               // [rows, H], the residual stream
-  for (int32_t layer = 0; layer < hp_.layers; ++layer) {
-    const Block& w = blocks_[static_cast<size_t>(layer)];
+  Tensor x = ops.embed(rows.tokens, token_embd_);                              // [rows, H], the residual stream
+  const int32_t last = hp_.layers - 1;
+  for (int32_t layer = 0; layer < last; ++layer) {
     const Ops::Scope scope(ops);
-    Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);                   // [rows, H]
-    Tensor a = attention(ops, layer, rows, state, n);                           // [rows, Hq Dv], partial over ranks
-    a = ops.linear(a, w.attn_output);                                           // [rows, H], partial
-    ops.all_reduce(a);
-    n = ops.add_rms_norm(x, a, w.ffn_norm, hp_.rms_epsilon);                    // x += a
-    Tensor f = ops.gated_linear(n, w.ffn_gate, w.ffn_up, Activation::silu);     // [rows, F], partial
-    Tensor d = ops.linear(f, w.ffn_down);                                       // [rows, H], partial
-    ops.all_reduce(d);
-    ops.add(x, d);
-    ops.tap("block_out", layer, x);
+    feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
   }
+  // Past the last layer's keys and values only the rows whose logits are wanted matter.
+  Tensor a = attention(ops, last, rows, state, x);
   if (outputs.empty()) return {};
-  x = ops.gather_rows(x, outputs);                                              // [outputs, H]
-  Tensor n = ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
-  return ops.linear(n, output_);                                                // [outputs, V]
+  x = ops.gather_rows(x, outputs);                                             // [outputs, H]
+  a = ops.gather_rows(a, outputs);
+  feed_forward(ops, last, x, a);
+  const Tensor n = ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
+  return ops.linear(n, output_);                                               // [outputs, V]
 }
 
 }  // namespace

@@ -9,7 +9,8 @@
 
 namespace v100 {
 
-static_assert(std::endian::native == std::endian::little, "blocks are read in place: a little-endian machine is needed");
+static_assert(std::endian::native == std::endian::little,
+              "blocks are read in place: a little-endian machine is needed");
 
 template <class T>
 T load(const uint8_t* at) {

@@ -1,6 +1,6 @@
 // Codebooks of the IQ formats as data of the file format: no formula generates them.
-// A row is stored as one code: digit p of the row is (code >> bits * p) & mask, and each format maps digits to values. Rows are
-// in ascending order of their codes; the check sums below catch a wrong table at compile time.
+// A row is stored as one code: digit p of the row is (code >> bits * p) & mask, and each format maps digits to values.
+// Rows are in ascending order of their codes; the check sums below catch a wrong table at compile time.
 #include "quants/codebooks.h"
 
 namespace v100 {

@@ -16,6 +16,7 @@ BlockDecoder decode_iq1_s, decode_iq1_m, decode_iq2_xxs, decode_iq2_xs, decode_i
     decode_iq4_xs;
 
 // Decoded value of a 4-bit level of IQ4_NL and IQ4_XS, before the scale.
-inline constexpr int8_t kNonLinearLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+inline constexpr int8_t kNonLinearLevels[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                                1,    13,   25,  38,  53,  69,  89,  113};
 
 }  // namespace v100

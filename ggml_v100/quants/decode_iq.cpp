@@ -103,7 +103,8 @@ void decode_iq1_s(const uint8_t* blocks, float* values, int64_t n_blocks) {
       const int high = load<uint16_t>(b + 34 + 2 * (k / 4));
       const int row = b[2 + k] | (high >> 3 * (k % 4) & 7) << 8;
       const float scale = d * static_cast<float>(2 * (high >> 12 & 7) + 1);
-      store_shifted(kIq1Codebook[static_cast<size_t>(row)], (high & 0x8000) != 0 ? -kIq1Delta : kIq1Delta, scale, values);
+      store_shifted(kIq1Codebook[static_cast<size_t>(row)], (high & 0x8000) != 0 ? -kIq1Delta : kIq1Delta, scale,
+                    values);
     }
   }
 }

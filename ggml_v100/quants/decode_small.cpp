@@ -1,5 +1,6 @@
 // Decoders of the formats with 32, 64 or 128 values per block.
-// In the 4- and 5-bit formats byte j of a block's 16 quant bytes holds value j (low nibble) and value j + 16 (high nibble).
+// In the 4- and 5-bit formats byte j of a block's 16 quant bytes holds value j (low nibble) and value j + 16 (high
+// nibble).
 #include "quants/block_bytes.h"
 #include "quants/decode_blocks.h"
 

@@ -21,33 +21,23 @@ bool all_blocks(const uint8_t* blocks, int64_t n_blocks, int64_t block_bytes, Ch
   return good;
 }
 
-// Byte offset of the block's f16 scale, and of a second f16 (min, dmin or sum) where the format has one (else -1).
+// Byte offset in a block of its f16 scale, and of a second f16 (min, or sum) where the format has one.
 struct HalfOffsets {
-  int first = -1, second = -1;
+  QuantType type;
+  int first, second;
 };
 
-HalfOffsets half_offsets(QuantType type) {
-  using enum QuantType;
-  switch (type) {
-    case Q4_0: case Q5_0: case Q8_0: case Q1_0: case Q2_0: case IQ4_NL: case IQ4_XS:
-    case IQ2_XXS: case IQ2_XS: case IQ2_S: case IQ3_XXS: case IQ3_S: case IQ1_S:
-      return {0};
-    case Q4_1: case Q5_1: case Q8_1: case Q4_K: case Q5_K:
-      return {0, 2};
-    case Q2_K:
-      return {80, 82};
-    case Q3_K:
-      return {108};
-    case Q6_K:
-      return {208};
-    case TQ1_0:
-      return {52};
-    case TQ2_0:
-      return {64};
-    default:
-      return {};
-  }
-}
+using enum QuantType;
+
+constexpr int kNone = -1;
+
+constexpr HalfOffsets kHalfOffsets[] = {
+    {Q4_0, 0, kNone},   {Q5_0, 0, kNone},   {Q8_0, 0, kNone},    {Q1_0, 0, kNone},    {Q2_0, 0, kNone},
+    {IQ4_NL, 0, kNone}, {IQ4_XS, 0, kNone}, {IQ1_S, 0, kNone},   {IQ2_XXS, 0, kNone}, {IQ2_XS, 0, kNone},
+    {IQ2_S, 0, kNone},  {IQ3_S, 0, kNone},  {IQ3_XXS, 0, kNone}, {Q4_1, 0, 2},        {Q5_1, 0, 2},
+    {Q8_1, 0, 2},       {Q4_K, 0, 2},       {Q5_K, 0, 2},        {Q2_K, 80, 82},      {Q3_K, 108, kNone},
+    {Q6_K, 208, kNone}, {TQ1_0, 52, kNone}, {TQ2_0, 64, kNone},
+};
 
 }  // namespace
 
@@ -73,12 +63,14 @@ bool all_finite(QuantType type, const std::byte* data, int64_t n_values) {
     default:
       break;
   }
-  const HalfOffsets at = half_offsets(type);
-  if (at.first < 0) return true;  // integers, and NVFP4, whose scales are always finite
-  if (at.second < 0) return all([&](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b + at.first)); });
-  return all([&](const uint8_t* b) {
-    return is_finite_f16(load<uint16_t>(b + at.first)) && is_finite_f16(load<uint16_t>(b + at.second));
-  });
+  for (const HalfOffsets& at : kHalfOffsets) {
+    if (at.type != type) continue;
+    if (at.second == kNone) return all([&](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b + at.first)); });
+    return all([&](const uint8_t* b) {
+      return is_finite_f16(load<uint16_t>(b + at.first)) && is_finite_f16(load<uint16_t>(b + at.second));
+    });
+  }
+  return true;  // integers, and NVFP4, whose scales are always finite
 }
 
 }  // namespace v100

@@ -1,0 +1,199 @@
+// Ops on the CPU: each operation calls its kernel for rows shared out to threads when there is enough to do.
+#include "cpu/backend.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "base/cpu_features.h"
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "cpu/attention.h"
+#include "cpu/kernels.h"
+#include "cpu/kv_page.h"
+#include "cpu/linear.h"
+#include "cpu/packed_weight.h"
+#include "ops/arena.h"
+#include "quants/decode.h"
+
+namespace v100 {
+
+namespace {
+
+using cpu::Kernels;
+using cpu::LinearJob;
+using cpu::PackedWeight;
+
+constexpr int64_t kParallelValues = 32 << 10;  // element-wise work below this stays on the calling thread (~2 us)
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(const Kernels& kernels, int32_t n_threads) : kernels_(kernels), pool_(n_threads) {}
+
+  Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
+
+  Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) override {
+    Tensor y = create(static_cast<int32_t>(tokens.size()), table.features);
+    const int64_t size = row_bytes(traits(table.type), table.features);
+    for_rows(y.rows, table.features * 4, [&](int32_t r) {
+      decode(table.type, table.rows + tokens[static_cast<size_t>(r)] * size, y.row(r), table.features);
+    });
+    return y;
+  }
+
+  Tensor rms_norm(Tensor x, const VectorWeight& w, float eps) override {
+    Tensor y = create(x.rows, x.features);
+    for_rows(x.rows, x.features,
+             [&](int32_t r) { kernels_.rms_norm(x.row(r), w.data.get(), y.row(r), x.features, eps); });
+    return y;
+  }
+
+  Tensor add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float eps) override {
+    Tensor y = create(x.rows, x.features);
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      kernels_.add(x.row(r), a.row(r), x.features);
+      kernels_.rms_norm(x.row(r), w.data.get(), y.row(r), x.features, eps);
+    });
+    return y;
+  }
+
+  void add(Tensor x, Tensor a) override {
+    for_rows(x.rows, x.features, [&](int32_t r) { kernels_.add(x.row(r), a.row(r), x.features); });
+  }
+
+  Tensor linear(Tensor x, const Linear& layer) override {
+    const LinearJob job{.layer = &layer, .y = create(x.rows, layer.weight->out_features)};
+    cpu::run_linear_jobs(x, {&job, 1}, kernels_, arena_, pool_);
+    return job.y;
+  }
+
+  void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) override {
+    std::vector<LinearJob> jobs(weights.size());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      jobs[i].layer = weights[i];
+      jobs[i].y = outputs[i] = create(x.rows, weights[i]->weight->out_features);
+    }
+    cpu::run_linear_jobs(x, jobs, kernels_, arena_, pool_);
+  }
+
+  Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
+    Tensor y = create(x.rows, gate.weight->out_features);
+    if (packed_form(gate) == packed_form(up)) {
+      const LinearJob job{.layer = &gate, .up = &up, .activation = activation, .y = y};
+      cpu::run_linear_jobs(x, {&job, 1}, kernels_, arena_, pool_);
+      return y;
+    }
+    const size_t mark = arena_.mark();  // forms with different column units: one after the other
+    const std::array<LinearJob, 2> jobs{LinearJob{.layer = &gate, .y = y},
+                                        LinearJob{.layer = &up, .y = create(x.rows, y.features)}};
+    cpu::run_linear_jobs(x, jobs, kernels_, arena_, pool_);
+    const auto combine = activation == Activation::silu ? kernels_.silu_mul : kernels_.gelu_mul;
+    for_rows(y.rows, y.features, [&](int32_t r) { combine(y.row(r), jobs[1].y.row(r), y.row(r), y.features); });
+    arena_.release(mark);
+    return y;
+  }
+
+  void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) override {
+    const auto rotate = layout == RopeLayout::halves ? kernels_.rope_halves : kernels_.rope_interleaved;
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      const int64_t angles = static_cast<int64_t>(r) * table.pairs;
+      for (int32_t h = 0; h < heads; ++h)
+        rotate(x.row(r) + h * head_dim, table.cosine + angles, table.sine + angles, table.pairs);
+    });
+  }
+
+  void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override {
+    cpu::append_kv(k, v, rows, layer, kernels_, pool_);
+  }
+
+  Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
+    Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+    cpu::run_attention(q, rows, layer, heads, scale, y, kernels_, arena_, pool_);
+    return y;
+  }
+
+  Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {
+    Tensor y = create(static_cast<int32_t>(indices.size()), x.features);
+    for (int32_t r = 0; r < y.rows; ++r)
+      std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
+    return y;
+  }
+
+  void all_reduce(Tensor) override {}
+
+  void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
+
+  void set_threads(int32_t n_threads) override { pool_.set_active(n_threads); }
+
+ protected:
+  size_t arena_mark() const override { return arena_.mark(); }
+  void arena_release(size_t mark) override { arena_.release(mark); }
+
+ private:
+  static PackedWeight::Form packed_form(const Linear& layer) {
+    return static_cast<const PackedWeight&>(*layer.weight).form();
+  }
+
+  // body(row) for all rows; cost: values touched per row.
+  template <class Body>
+  void for_rows(int32_t rows, int32_t cost, Body&& body) {
+    const auto range = [&](int64_t begin, int64_t end) {
+      for (auto r = static_cast<int32_t>(begin); r < end; ++r) body(r);
+    };
+    if (int64_t{rows} * cost < kParallelValues) range(0, rows);
+    else pool_.parallel_for(rows, std::max<int64_t>(1, rows / (pool_.active() * 4)), range);
+  }
+
+  const Kernels& kernels_;
+  ThreadPool pool_;
+  Arena arena_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const Kernels& kernels) : kernels_(kernels) {}
+
+  std::string_view name() const override { return kernels_.name; }
+  std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
+                                                  const std::byte* rows, ThreadPool& pool) const override {
+    return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool);
+  }
+  size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
+  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override { return std::make_unique<CpuOps>(kernels_, n_threads); }
+
+ private:
+  const Kernels& kernels_;
+};
+
+// The kernels this machine can run, best last.
+std::vector<const Kernels*> available_kernels() {
+  std::vector<const Kernels*> kernels{&cpu::kGenericKernels};
+#if defined(__x86_64__)
+  const CpuFeatures features = detect_cpu_features();
+  if (features.avx2) kernels.push_back(&cpu::kAvx2Kernels);
+  if (features.avx512_vnni) kernels.push_back(&cpu::kAvx512Kernels);
+#endif
+  return kernels;
+}
+
+}  // namespace
+
+std::vector<std::string> available_cpu_instruction_sets() {
+  std::vector<std::string> names;
+  for (const Kernels* kernels : available_kernels()) names.emplace_back(kernels->name);
+  return names;
+}
+
+std::unique_ptr<Backend> create_cpu_backend(std::string_view instruction_set) {
+  std::string names;
+  for (const Kernels* kernels : available_kernels()) {
+    if (instruction_set == kernels->name) return std::make_unique<CpuBackend>(*kernels);
+    names += (names.empty() ? "" : ", ") + std::string(kernels->name);
+  }
+  throw InvalidArgument("CPU instruction set \"" + std::string(instruction_set) + "\" is not available here; expected one of " +
+                        names);
+}
+
+}  // namespace v100

@@ -1,0 +1,80 @@
+// The kernels of one instruction set as a table of functions. Everything above (packing, threads, pages) is common.
+//
+// The files that define the tables are compiled with the flags of their instruction set and must not emit any function
+// that other files could share: the linker might keep the copy that older processors cannot run. They use this header,
+// panel.h and their own unnamed namespaces only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/panel.h"
+
+namespace v100::cpu {
+
+enum class ElementType : int32_t { f32, f16, bf16 };
+inline constexpr int32_t kElementTypes = 3;
+
+// Operands of a dense product y[rows][16 * panels] = fma over k ascending (w[k][column], x[row][k], y). Strides in
+// elements. y is read first when accumulate, else starts at 0. All 16 * panels columns of w and y exist.
+struct DenseProduct {
+  const void* w;  // [n_k, w_stride]
+  int64_t w_stride;
+  const float* x;  // [rows, x_stride]
+  int64_t x_stride;
+  float* y;  // [rows, y_stride]
+  int64_t y_stride;
+  int32_t n_k;
+  int32_t rows;
+  int32_t panels;
+  bool accumulate;
+};
+
+struct Kernels {
+  const char* name;
+
+  // Most rows that quant_dot takes at once.
+  int32_t tile_rows;
+  // Rows of a tile that dense_dot keeps in registers.
+  int32_t dense_rows;
+
+  // Rounds n_blocks * 32 values of each row of x into tile[block][row].
+  void (*quantize)(const float* x, int64_t x_stride, int32_t rows, int32_t n_blocks, PanelKind kind,
+                   ActivationBlock* tile);
+  // y[row][16] = panel . tile, rows <= tile_rows.
+  void (*quant_dot[kPanelKinds])(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows,
+                                 float* y, int64_t y_stride);
+  void (*dense_dot[kElementTypes])(const DenseProduct& product);
+
+  void (*add)(float* x, const float* a, int64_t n);                                // x += a
+  void (*rms_norm)(const float* x, const float* w, float* y, int32_t n, float eps);  // one row
+  void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);       // y = silu(gate) * up
+  void (*gelu_mul)(const float* gate, const float* up, float* y, int64_t n);
+  // One head in place; cosine and sine [pairs].
+  void (*rope_halves)(float* head, const float* cosine, const float* sine, int32_t pairs);
+  void (*rope_interleaved)(float* head, const float* cosine, const float* sine, int32_t pairs);
+
+  void (*to_f16)(const float* x, uint16_t* y, int64_t n);
+
+  // Scores of a page in place: s[j] -> p[j] for j in [begin, end); writes the page's maximum and sum.
+  void (*softmax_page)(float* s, int32_t begin, int32_t end, float scale, float* maximum, float* sum);
+  // (m1, l1, o1[n]) <- merged with (m2, l2, o2).
+  void (*merge_page)(float* m1, float* l1, float* o1, float m2, float l2, const float* o2, int32_t n);
+  // y = x / divisor.
+  void (*divide)(const float* x, float divisor, float* y, int32_t n);
+  // 64 keys (or one row of values) of a quantised cache to f32; see kv_page.h for the layouts.
+  // keys: codes [rows][stride], scales [rows / 32][64]; out [rows][64].
+  void (*decode_keys_q8)(const int8_t* codes, const uint16_t* scales, int32_t rows, float* out);
+  void (*decode_keys_q4)(const uint8_t* codes, const uint16_t* scales, int32_t rows, float* out);
+  // values: one token's features, blocks of 32 as in the file format but scales apart; out [features].
+  void (*decode_values_q8)(const int8_t* codes, const uint16_t* scales, int32_t features, float* out);
+  void (*decode_values_q4)(const uint8_t* codes, const uint16_t* scales, int32_t features, float* out);
+};
+
+extern const Kernels kGenericKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+#endif
+
+}  // namespace v100::cpu

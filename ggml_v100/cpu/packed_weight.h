@@ -1,0 +1,55 @@
+// A linear layer's weights in the form the kernels stream, and the packing that makes it.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "cpu/kernels.h"
+#include "ops/ops.h"
+#include "tensor/buffer.h"
+
+namespace v100::cpu {
+
+// The panel kind of a type with an integer path, nullopt for other types.
+std::optional<PanelKind> panel_kind(QuantType type);
+
+class PackedWeight final : public LinearWeight {
+ public:
+  enum class Form {
+    panels,  // quantised panels of 16 columns (panel.h)
+    dense,   // groups of 64 columns of f32, f16 or bf16
+    rows,    // rows as in the file, decoded chunk by chunk while multiplying
+  };
+
+  PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, ThreadPool& pool);
+  size_t bytes() const override { return data_.size(); }
+
+  Form form() const { return form_; }
+  PanelKind kind() const { return kind_; }            // form panels
+  ElementType element() const { return element_; }    // form dense
+
+  // Units in which output columns are shared out: panels of 16 columns, or groups of 64 for form dense.
+  int32_t column_units() const { return (out_features + unit_columns_ - 1) / unit_columns_; }
+  int32_t unit_columns() const { return unit_columns_; }
+  int64_t unit_bytes() const { return unit_bytes_; }
+
+  const std::byte* panel(int32_t index) const { return data_.data() + index * unit_bytes_; }
+  // Group of up to four panels, [in_features][16 * group_panels(index)].
+  const std::byte* group(int32_t index) const { return data_.data() + index * unit_bytes_; }
+  int32_t group_panels(int32_t index) const;
+  const std::byte* row(int32_t index) const { return data_.data() + index * row_bytes_; }
+
+ private:
+  void pack_panels(const std::byte* rows, ThreadPool& pool);
+  void pack_dense(const std::byte* rows, ThreadPool& pool);
+
+  Form form_;
+  PanelKind kind_ = PanelKind::q8_0;
+  ElementType element_ = ElementType::f32;
+  int32_t unit_columns_ = kPanelColumns;
+  int64_t unit_bytes_ = 0;
+  int64_t row_bytes_ = 0;  // of a row in the file
+  Buffer data_;
+};
+
+}  // namespace v100::cpu

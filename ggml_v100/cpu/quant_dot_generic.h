@@ -1,0 +1,173 @@
+// Integer dot products of quantised panels in plain C++. For inclusion by kernels_generic.cpp only.
+//
+// What      y[row][16] = panel [K, 16] . row of rounded activations, for R = 1..4 rows in one pass over the panel
+// Layout    panel.h, read bytewise; a block is unpacked to 16-bit codes [32][16 columns]
+// Numerics  as the vector versions; products of codes and activations fit 16 bits
+// Bound     multiplies of 16-bit lanes the compiler finds (SSE2, NEON, VSX)
+#pragma once
+
+#include "base/half.h"
+#include "cpu/kernels.h"
+
+namespace v100::cpu {
+
+namespace {
+
+constexpr int kTileRows = 4;
+
+// A block of 32 values of 16 columns, unpacked.
+struct PanelBlock {
+  int16_t codes[32][16];
+  float scale[2][16];  // [1]: of the last 16 values, q6_K
+  float minimum[16];
+};
+
+inline int32_t byte_of(const std::byte* p) { return static_cast<int32_t>(*p); }
+
+inline void read_halves(const std::byte* p, float* values) {
+  for (int c = 0; c < 16; ++c)
+    values[c] = f32_from_f16(static_cast<uint16_t>(byte_of(p + 2 * c) | byte_of(p + 2 * c + 1) << 8));
+}
+
+inline void read_codes(const std::byte* p, PanelBlock& b) {
+  for (int k = 0; k < 32; ++k)
+    for (int c = 0; c < 16; ++c) b.codes[k][c] = static_cast<int16_t>(byte_of(p + k / 4 * 64 + 4 * c + k % 4));
+}
+
+inline void read_nibbles(const std::byte* p, PanelBlock& b) {
+  for (int k = 0; k < 16; ++k)
+    for (int c = 0; c < 16; ++c) {
+      const int32_t packed = byte_of(p + k / 4 * 64 + 4 * c + k % 4);
+      b.codes[k][c] = static_cast<int16_t>(packed & 15);
+      b.codes[k + 16][c] = static_cast<int16_t>(packed >> 4);
+    }
+}
+
+inline void add_bit_plane(const std::byte* p, PanelBlock& b) {
+  for (int k = 0; k < 32; ++k)
+    for (int c = 0; c < 16; ++c)
+      b.codes[k][c] = static_cast<int16_t>(b.codes[k][c] | (byte_of(p + 4 * c + k % 4) >> (k / 4) & 1) << 4);
+}
+
+inline void add_crumbs(const std::byte* p, PanelBlock& b) {
+  for (int k = 0; k < 32; ++k)
+    for (int c = 0; c < 16; ++c)
+      b.codes[k][c] =
+          static_cast<int16_t>(b.codes[k][c] | (byte_of(p + k / 16 * 64 + 4 * c + k % 4) >> (k / 4 % 4 * 2) & 3) << 4);
+}
+
+struct Q8_0 {
+  static constexpr bool kBias = true, kMinimum = false, kTwoScales = false;
+  static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
+    const std::byte* cell = panel + static_cast<int64_t>(block / 2) * 1088;
+    read_halves(cell + block % 2 * 32, b.scale[0]);
+    read_codes(cell + 64 + block % 2 * 512, b);
+  }
+};
+
+struct Q4_0 {
+  static constexpr bool kBias = true, kMinimum = false, kTwoScales = false;
+  static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
+    const std::byte* cell = panel + static_cast<int64_t>(block / 2) * 576;
+    read_halves(cell + block % 2 * 32, b.scale[0]);
+    read_nibbles(cell + 64 + block % 2 * 256, b);
+  }
+};
+
+struct Q4_1 {
+  static constexpr bool kBias = false, kMinimum = true, kTwoScales = false;
+  static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
+    const std::byte* cell = panel + static_cast<int64_t>(block) * 320;
+    read_halves(cell, b.scale[0]);
+    read_halves(cell + 32, b.minimum);
+    read_nibbles(cell + 64, b);
+  }
+};
+
+struct Q5_0 {
+  static constexpr bool kBias = true, kMinimum = false, kTwoScales = false;
+  static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
+    const std::byte* cell = panel + static_cast<int64_t>(block / 2) * 704;
+    read_halves(cell + block % 2 * 32, b.scale[0]);
+    read_nibbles(cell + 64 + block % 2 * 320 + 64, b);
+    add_bit_plane(cell + 64 + block % 2 * 320, b);
+  }
+};
+
+struct Q5_1 {
+  static constexpr bool kBias = false, kMinimum = true, kTwoScales = false;
+  static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
+    const std::byte* cell = panel + static_cast<int64_t>(block) * 384;
+    read_halves(cell, b.scale[0]);
+    read_halves(cell + 32, b.minimum);
+    read_nibbles(cell + 128, b);
+    add_bit_plane(cell + 64, b);
+  }
+};
+
+struct Q4_K {
+  static constexpr bool kBias = false, kMinimum = true, kTwoScales = false;
+  static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
+    const std::byte* cell = panel + static_cast<int64_t>(block / 8) * 2304;
+    const int32_t j = block % 8;
+    float d[16], dmin[16];
+    read_halves(cell, d);
+    read_halves(cell + 32, dmin);
+    for (int c = 0; c < 16; ++c) {
+      const auto packed = [&](int32_t i) { return byte_of(cell + 64 + 16 * i + c); };
+      const int32_t scale = j < 4 ? packed(j) & 63 : (packed(j + 4) & 15) | (packed(j - 4) >> 6) << 4;
+      const int32_t minimum = j < 4 ? packed(j + 4) & 63 : packed(j + 4) >> 4 | (packed(j) >> 6) << 4;
+      b.scale[0][c] = d[c] * static_cast<float>(scale);
+      b.minimum[c] = -(dmin[c] * static_cast<float>(minimum));
+    }
+    read_nibbles(cell + 256 + j * 256, b);
+  }
+};
+
+struct Q6_K {
+  static constexpr bool kBias = true, kMinimum = false, kTwoScales = true;
+  static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
+    const std::byte* cell = panel + static_cast<int64_t>(block / 8) * 3392;
+    const int32_t j = block % 8;
+    float d[16];
+    read_halves(cell, d);
+    for (int half = 0; half < 2; ++half)
+      for (int c = 0; c < 16; ++c)
+        b.scale[half][c] = d[c] * static_cast<float>(static_cast<int8_t>(byte_of(cell + 64 + 32 * j + 16 * half + c)));
+    read_nibbles(cell + 320 + j * 384 + 128, b);
+    add_crumbs(cell + 320 + j * 384, b);
+  }
+};
+
+template <class Codec>
+void dot_tile(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows, float* y,
+              int64_t y_stride) {
+  constexpr int kParts = Codec::kTwoScales ? 2 : 1;
+  constexpr int kValues = 32 / kParts;
+  float sums[kTileRows][16] = {};
+  PanelBlock b;
+  for (int32_t block = 0; block < n_blocks; ++block, tile += rows) {
+    Codec::read(panel, block, b);
+    for (int32_t r = 0; r < rows; ++r) {
+      const ActivationBlock& row = tile[r];
+      for (int part = 0; part < kParts; ++part) {
+        int32_t totals[16];
+        for (int c = 0; c < 16; ++c) totals[c] = !Codec::kBias ? 0 : part == 0 ? row.bias_sum : row.bias_sum_second;
+        for (int k = part * kValues; k < (part + 1) * kValues; ++k) {
+          const auto p = static_cast<int16_t>(row.p[k]);
+          for (int c = 0; c < 16; ++c) totals[c] += static_cast<int16_t>(b.codes[k][c] * p);
+        }
+        for (int c = 0; c < 16; ++c)
+          sums[r][c] = fused(b.scale[part][c] * row.scale, static_cast<float>(totals[c]), sums[r][c]);
+      }
+      if constexpr (Codec::kMinimum)
+        for (int c = 0; c < 16; ++c) sums[r][c] = fused(b.minimum[c], row.sum, sums[r][c]);
+    }
+  }
+  for (int32_t r = 0; r < rows; ++r)
+    for (int c = 0; c < 16; ++c) y[r * y_stride + c] = sums[r][c];
+}
+
+}  // namespace
+
+}  // namespace v100::cpu

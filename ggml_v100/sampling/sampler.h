@@ -1,0 +1,79 @@
+// One sampler chain: logit bias, penalties, top-k, top-p, min-p, temperature in a chosen order, then a draw.
+//
+// Order, edge cases and random numbers: docs/sampling.md. Ties of equal logits: smaller token id first, everywhere.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace v100 {
+
+enum class SamplerStage { penalties, top_k, top_p, min_p, temperature };
+
+struct TokenBias {
+  int32_t token;
+  float bias;  // added to the logit; -inf bans
+};
+
+struct TokenProbability {
+  int32_t token;
+  float value;  // probability, or natural logarithm of one; the caller says which
+};
+
+// No defaults here: the option table and the request table fill every field.
+struct SamplerParams {
+  uint32_t seed;  // 0xFFFFFFFF draws one
+  float temperature;
+  int32_t top_k;
+  float top_p;
+  float min_p;
+  int32_t min_keep;
+  int32_t repeat_last_n;
+  float repeat_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  std::vector<TokenBias> logit_bias;
+  std::vector<SamplerStage> stages;
+};
+
+class Sampler {
+ public:
+  // Throws InvalidArgument: penalties or temperature not finite, repeat penalty <= 0 or its reciprocal not finite,
+  // negative min_keep or repeat_last_n, a bias of +inf, NaN anywhere, n_vocab < 1. Biases of ids outside the vocabulary
+  // are ignored.
+  Sampler(int32_t n_vocab, SamplerParams params);
+  ~Sampler();
+  Sampler(const Sampler& other);
+  Sampler& operator=(const Sampler&) = delete;
+
+  int32_t n_vocab() const;
+  uint32_t seed() const;  // in use
+  // Appends to the history that penalties look at. Throws InvalidArgument for ids outside the vocabulary.
+  void accept(std::span<const int32_t> tokens);
+  // logits [n_vocab], read during the call only. Throws InvalidArgument when every candidate is banned or the size
+  // differs, Error for NaN and +inf logits; the generator has then not advanced.
+  int32_t sample(std::span<const float> logits);
+  // Of the last sample(): candidates after the chain by falling probability (ties: smaller id), zeros dropped.
+  std::vector<TokenProbability> candidates() const;
+  // Forgets the history and seeds the generator again (a random seed is drawn anew).
+  void reset();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// ln softmax(logits)[token] and the n most likely tokens with theirs, falling. Sums in f64, error below 1e-5 (or half a
+// unit in the last place of the result). A logit of -inf gives the most negative finite f32. n_top may exceed the
+// vocabulary.
+// Throws InvalidArgument for a token outside it, a negative n_top and a row of only -inf; Error for NaN and +inf.
+struct LogProbabilities {
+  float chosen;
+  std::vector<TokenProbability> top;
+};
+LogProbabilities log_probabilities(std::span<const float> logits, int32_t token, int32_t n_top);
+
+}  // namespace v100

@@ -1,0 +1,99 @@
+"""The dictionaries that `Llama` returns, in the shape of the OpenAI completion and chat APIs."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+FinishReason = Literal["stop", "length"]
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int  # without the end-of-generation token
+    total_tokens: int
+
+
+class CompletionLogprobs(TypedDict):
+    """Parallel lists, one entry per token. The first token of an echoed prompt has None for both values."""
+
+    text_offset: list[int]  # characters from the beginning of the prompt (also when it is not echoed)
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(TypedDict):
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None  # None in every stream chunk but the last
+
+
+class CompletionChunk(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int  # seconds since 1970
+    model: str
+    choices: list[CompletionChoice]
+
+
+class Completion(CompletionChunk):
+    usage: Usage
+
+
+class ChatTopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(ChatTopLogprob):
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(TypedDict, total=False):
+    """First chunk: only `role`. Then: only `content`. Last chunk: empty."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]

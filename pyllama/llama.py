@@ -1,0 +1,717 @@
+"""`Llama`: one model and one sequence of tokens, with the methods that users of llama-cpp-python know."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import operator
+import os
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama import _engine
+from pyllama.chat_template import ChatTemplate, template_from_metadata, without_duplicate_special
+from pyllama.completion import (
+    CompletionRequest,
+    DrawnToken,
+    SamplingOptions,
+    TextDelta,
+    chat_chunks,
+    chat_response,
+    collect,
+    completion_chunks,
+    completion_response,
+    iterate,
+    prepare,
+    prompt_delta,
+    read_logit_bias,
+    refuse_unsupported,
+    with_plain_content,
+)
+from pyllama.completion_types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from pyllama.errors import InvalidArgument
+from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
+from pyllama.llama_state import LlamaState, LogitsRows
+from pyllama.llama_stream import CallQueue, LockedStream
+from pyllama.llama_values import (
+    architecture_number,
+    cache_type,
+    metadata_text,
+    read_callables,
+    read_count,
+    read_seed,
+    rope_scaling,
+    token_or_none,
+)
+from pyllama.tokenizer import Tokenizer
+
+logger = logging.getLogger("pyllama")
+
+RANDOM_SEED = 0xFFFFFFFF
+"""The seed that stands for a new random seed in every call."""
+
+
+class Llama:
+    """A GGUF model, ready to continue text.
+
+    model_path: a GGUF file (the first one, where it is split).
+    vocab_only: load only the vocabulary: `tokenize` and `detokenize` work, nothing that computes does.
+    kv_overrides: metadata values to replace.
+    seed: for calls without their own; 0xFFFFFFFF draws a random one per call.
+    n_ctx: tokens of prompt and answer together, rounded up to whole pages of memory; 0 takes the model's own length.
+    n_batch, n_ubatch: most tokens per step of prompt processing, and per pass through the model.
+    n_threads, n_threads_batch: for generation, and for prompts; None takes all cores, and as `n_threads`.
+    rope_*, yarn_*: override what the file says; 0 or -1 leave it.
+    logits_all: keep the logits of every token in `scores` (n_vocab f32 values each), not only of the last one.
+    last_n_tokens_size: tokens that the repeat, presence and frequency penalties look back at.
+    chat_format: name or Jinja source of a chat template that replaces the one in the file.
+    type_k, type_v: type of the KV cache, as name (``"q8_0"``) or GGUF type id; None is f16.
+    n_gpu_layers, split_mode, main_gpu, tensor_split, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload,
+    swa_full, no_perf, numa: accepted; they do not change results, and there is nothing for them to do on the CPU.
+
+    Thread-safe: a call runs to its end before the next one on the same object begins; a stream counts as running until
+    it is exhausted or closed. `close`, or leaving a ``with`` block, gives the memory back.
+
+    Raises `InvalidArgument` for values out of range or not supported yet, `GgufError`, `ModelError`, `TokenizerError`,
+    `OutOfMemory`.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = 0,
+        split_mode: int = 1,
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] | None = None,
+        vocab_only: bool = False,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
+        seed: int = RANDOM_SEED,
+        n_ctx: int = 512,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        rope_scaling_type: int | str | None = -1,
+        pooling_type: int = -1,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = -1.0,
+        yarn_beta_fast: float = -1.0,
+        yarn_beta_slow: float = -1.0,
+        yarn_orig_ctx: int = 0,
+        logits_all: bool = False,
+        embedding: bool = False,
+        offload_kqv: bool = True,
+        flash_attn: bool = False,
+        op_offload: bool | None = None,
+        swa_full: bool | None = None,
+        no_perf: bool = False,
+        last_n_tokens_size: int = 64,
+        lora_base: str | None = None,
+        lora_scale: float = 1.0,
+        lora_path: str | None = None,
+        numa: bool | int = False,
+        chat_format: str | None = None,
+        chat_handler: object | None = None,
+        draft_model: object | None = None,
+        tokenizer: object | None = None,
+        type_k: int | str | None = None,
+        type_v: int | str | None = None,
+        spm_infill: bool = False,
+        verbose: bool = True,
+    ) -> None:
+        self._sequence: TokenSequence | None = None
+        self._is_closed = False
+        self._queue = CallQueue()
+        for name, value, neutral in (
+            ("embedding", embedding, False),
+            ("lora_base", lora_base, None),
+            ("lora_path", lora_path, None),
+            ("chat_handler", chat_handler, None),
+            ("draft_model", draft_model, None),
+            ("tokenizer", tokenizer, None),
+            ("spm_infill", spm_infill, False),
+            ("pooling_type", pooling_type, -1),
+        ):
+            if value != neutral:
+                raise InvalidArgument(f"{name}={value!r} is not supported yet (only {neutral!r})")
+        self.model_path = os.fspath(model_path)
+        if not Path(self.model_path).is_file():
+            raise InvalidArgument(f"model_path: there is no file {self.model_path!r}")
+        if verbose and n_gpu_layers:
+            logger.info("n_gpu_layers=%d has no effect: this build computes on the CPU", n_gpu_layers)
+        self.verbose = verbose
+        self.chat_format = chat_format
+        self._chat_template: ChatTemplate | None = None
+        self._seed = read_seed(seed)
+        self._last_n_tokens_size = read_count("last_n_tokens_size", last_n_tokens_size)
+
+        if vocab_only:
+            with contextlib.closing(_engine.GgufFile(self.model_path, metadata_only=True)) as file:
+                self._metadata: dict[str, Any] = {**file.metadata, **(kv_overrides or {})}
+            self._tokenizer = Tokenizer.from_metadata(self._metadata)
+            self._n_vocab = self._tokenizer.n_vocab
+            self._n_ctx = read_count("n_ctx", n_ctx) or architecture_number(self._metadata, "context_length")
+            self._n_embd = architecture_number(self._metadata, "embedding_length")
+            return
+
+        n_batch = read_count("n_batch", n_batch, at_least=1)
+        engine_options = {
+            "n_seq_max": 1,
+            "n_batch": n_batch,
+            "n_ubatch": min(read_count("n_ubatch", n_ubatch, at_least=1), n_batch),
+            "n_threads": read_count("n_threads", n_threads or 0),
+            "n_threads_batch": read_count("n_threads_batch", n_threads_batch or 0),
+            "type_k": cache_type("type_k", type_k),
+            "type_v": cache_type("type_v", type_v),
+            "rope_scaling_type": rope_scaling(rope_scaling_type),
+            "rope_freq_base": rope_freq_base,
+            "rope_freq_scale": rope_freq_scale,
+            "yarn_orig_ctx": yarn_orig_ctx,
+            "yarn_ext_factor": yarn_ext_factor,
+            "yarn_attn_factor": yarn_attn_factor,
+            "yarn_beta_fast": yarn_beta_fast,
+            "yarn_beta_slow": yarn_beta_slow,
+        }
+        n_ctx = read_count("n_ctx", n_ctx)
+        model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(model.close)
+            self._metadata = {**model.metadata, **(kv_overrides or {})}
+            self._tokenizer = Tokenizer.from_metadata(self._metadata)
+            engine = _engine.Engine(model, n_ctx=n_ctx or model.n_ctx_train, **engine_options)
+            on_error.callback(engine.close)
+            self._n_vocab, self._n_ctx, self._n_embd = model.n_vocab, engine.n_ctx, model.n_embd
+            self._sequence = TokenSequence(model, engine, keep_all_logits=bool(logits_all))
+            on_error.pop_all()
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str, filename: str | None = None, **options: Any) -> NoReturn:
+        raise InvalidArgument(f"from_pretrained({repo_id!r}) is not supported yet: download the file and pass its path")
+
+    # -------------------------------------------------------------------------------- facts
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Single metadata values of the file as text, e.g. ``{"general.architecture": "llama"}``; no arrays."""
+        return {
+            key: metadata_text(value)
+            for key, value in self._metadata.items()
+            if isinstance(value, (str, bool, int, float))
+        }
+
+    def n_ctx(self) -> int:
+        """Tokens the context holds."""
+        return self._n_ctx
+
+    def n_vocab(self) -> int:
+        return self._n_vocab
+
+    def n_embd(self) -> int:
+        """Width of the hidden state."""
+        return self._n_embd
+
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def token_bos(self) -> int:
+        """Beginning-of-sequence token; -1 when the vocabulary has none."""
+        return token_or_none(self._tokenizer.bos_id)
+
+    def token_eos(self) -> int:
+        """End-of-sequence token; -1 when the vocabulary has none. Other tokens may end a generation too."""
+        return token_or_none(self._tokenizer.eos_id)
+
+    def token_nl(self) -> int:
+        """The newline token; -1 when a newline takes several tokens."""
+        tokens = self._tokenizer.encode("\n", add_special=False, parse_special=False)
+        return tokens[-1] if tokens and self._tokenizer.piece(tokens[-1]) == b"\n" else -1
+
+    # -------------------------------------------------------------------------------- tokens
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of `text`, UTF-8 as a rule.
+
+        add_bos: add the tokens the vocabulary wants around a text (nothing, for many).
+        special: read special tokens that are spelled out, e.g. ``<|im_end|>``, as such.
+        """
+        if not isinstance(text, (bytes, bytearray)):
+            raise TypeError(f"tokenize takes bytes, found {type(text).__name__}")
+        return self._tokenizer.encode(bytes(text), add_special=add_bos, parse_special=special)
+
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
+        """The bytes of `tokens`, which need not be complete UTF-8. Control tokens have text only with `special`.
+
+        prev_tokens: tokens before `tokens`; without any, a BOS token takes the space after it along.
+        """
+        ids = self._token_ids(tokens)
+        text = b"".join(self._tokenizer.piece(token, special=special) for token in ids)
+        at_beginning = not prev_tokens and ids and ids[0] == self._tokenizer.bos_id
+        return text[1:] if at_beginning and text.startswith(b" ") else text
+
+    def _token_ids(self, tokens: Sequence[int]) -> list[int]:
+        if isinstance(tokens, (str, bytes)):
+            raise TypeError(f"token ids must be a sequence of int, found {type(tokens).__name__}")
+        try:
+            ids = [operator.index(token) for token in tokens]
+        except TypeError as error:
+            raise TypeError(f"token ids must be a sequence of int: {error}") from None
+        for token in ids:
+            if not 0 <= token < self._n_vocab:
+                raise InvalidArgument(f"token id {token} is outside the vocabulary of {self._n_vocab} tokens")
+        return ids
+
+    # -------------------------------------------------------------------------------- low level
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens in the sequence. Assigning a smaller number cuts the sequence."""
+        return len(self._tokens())
+
+    @n_tokens.setter
+    def n_tokens(self, length: int) -> None:
+        with self._call() as sequence:
+            if not 0 <= length <= len(sequence.tokens):
+                raise InvalidArgument(
+                    f"n_tokens={length}: the sequence has {len(sequence.tokens)} tokens and can only be cut"
+                )
+            sequence.truncate(length)
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """Copy of the tokens in the sequence."""
+        return deque(self._tokens(), maxlen=self._n_ctx)
+
+    @property
+    def input_ids(self) -> NDArray[np.intc]:
+        """Copy of the tokens in the sequence, `[n_tokens]`."""
+        return np.array(self._tokens(), np.intc)
+
+    @property
+    def scores(self) -> LogitsRows:
+        """Logits by token position; see `LogitsRows` for which rows exist."""
+        return LogitsRows(self._n_vocab) if self._sequence is None else self._sequence.rows
+
+    def set_seed(self, seed: int) -> None:
+        """The seed of calls without their own."""
+        with self._call() as sequence:
+            self._seed = read_seed(seed)
+            sequence.forget_sampler()
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        with self._call() as sequence:
+            sequence.truncate(0)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Append `tokens` to the sequence; keep the logits of the last one (with ``logits_all``, of each) in `scores`.
+
+        Raises `ContextFull`, before anything is computed, when they do not fit.
+        """
+        ids = self._token_ids(tokens)
+        with self._call() as sequence:
+            sequence.evaluate(ids)
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
+        grammar: object | None = None,
+        idx: int | None = None,
+    ) -> int:
+        """Draw the token that follows the sequence (or token `idx` of it), without appending it.
+
+        With unchanged arguments the random generator goes on from call to call. `set_seed` and cutting the sequence
+        restart it.
+        """
+        refuse_unsupported(
+            {
+                "typical_p": typical_p,
+                "tfs_z": tfs_z,
+                "mirostat_mode": mirostat_mode,
+                "penalize_nl": penalize_nl,
+                "grammar": grammar,
+            }
+        )
+        options = self._options(temp, top_k, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty)
+        processors = read_callables(logits_processor)
+        with self._call() as sequence:
+            return sequence.sample(options, self._seed, processors, idx)
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
+        stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
+        grammar: object | None = None,
+    ) -> LockedStream[int]:
+        """Iterator of drawn tokens, end-of-generation tokens too. `stopping_criteria` end it; else `ContextFull`.
+
+        reset: `tokens` replaces the sequence, and what both have in common is not computed again; else it is appended.
+        ``send(tokens)`` appends tokens after the one drawn last. Other calls wait until the iterator is closed.
+        """
+        refuse_unsupported(
+            {
+                "typical_p": typical_p,
+                "tfs_z": tfs_z,
+                "mirostat_mode": mirostat_mode,
+                "penalize_nl": penalize_nl,
+                "grammar": grammar,
+            }
+        )
+        options = self._options(temp, top_k, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty)
+        ids = self._token_ids(tokens)
+        drawn = self._open_sequence().draw(
+            ids,
+            options,
+            self._seed,
+            None,
+            read_callables(logits_processor),
+            read_callables(stopping_criteria),
+            reset=reset,
+        )
+        return LockedStream(self._queue, _only_tokens(drawn))
+
+    def _options(
+        self,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repeat_penalty: float,
+        frequency_penalty: float,
+        presence_penalty: float,
+        logit_bias: tuple[tuple[int, float], ...] = (),
+    ) -> SamplingOptions:
+        banned = tuple((token, -math.inf) for token in sorted(self._tokenizer.suppress_ids))
+        return SamplingOptions(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_last_n=self._last_n_tokens_size,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=logit_bias + banned,
+        )
+
+    # -------------------------------------------------------------------------------- state
+
+    def save_state(self) -> LlamaState:
+        """The sequence as a value, for `load_state` of this object or of one with the same model and cache types."""
+        with self._call() as sequence:
+            return sequence.save(self._seed)
+
+    def load_state(self, state: LlamaState) -> None:
+        """Raises `InvalidArgument` when the state is damaged or another model's; the sequence is then empty."""
+        if not isinstance(state, LlamaState):
+            raise TypeError(f"load_state takes a LlamaState, found {type(state).__name__}")
+        self._token_ids(state.input_ids)
+        with self._call() as sequence:
+            sequence.load(state)
+            self._seed = state.seed
+
+    # -------------------------------------------------------------------------------- completion
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
+        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
+        grammar: object | None = None,
+        logit_bias: Mapping[int | str, float] | None = None,
+    ) -> Completion | LockedStream[CompletionChunk]:
+        """Continue `prompt`: text (special tokens in it are read as such) or token ids.
+
+        max_tokens: None or <= 0 goes on to the end of the context.
+        logprobs: also return that many alternatives per token, with ``echo`` for the prompt too.
+        stream: return an iterator of chunks, whose texts put together are the text of the plain answer.
+        temperature: 0 takes the most likely token.
+
+        Raises `InvalidArgument` for a prompt that does not fit and for values out of range, at once in stream mode too.
+        """
+        self._open_sequence()
+        refuse_unsupported(
+            {
+                "suffix": suffix,
+                "typical_p": typical_p,
+                "tfs_z": tfs_z,
+                "mirostat_mode": mirostat_mode,
+                "grammar": grammar,
+            }
+        )
+        tokens, text = self._read_prompt(prompt)
+        request = prepare(
+            tokens,
+            text,
+            n_ctx=self._n_ctx,
+            max_tokens=max_tokens,
+            stop=stop,
+            echo=echo,
+            n_probs=logprobs,
+            model=model or self.model_path,
+        )
+        options = self._options(
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+            read_logit_bias(logit_bias),
+        )
+        deltas = self._complete(
+            request, options, self._seed_of(seed), read_callables(logits_processor), read_callables(stopping_criteria)
+        )
+        if stream:
+            return LockedStream(self._queue, completion_chunks(request, deltas))
+        with self._call():
+            return completion_response(request, collect(deltas))
+
+    __call__ = create_completion
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: str | Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
+        grammar: object | None = None,
+        logit_bias: Mapping[int | str, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+    ) -> ChatCompletion | LockedStream[ChatCompletionChunk]:
+        """Answer the last of `messages`, dictionaries with ``role`` and ``content``, laid out by the chat template.
+
+        logprobs, top_logprobs: return the probability of each token, and of that many alternatives.
+        The other arguments are those of `create_completion`. Also raises `TemplateError`.
+        """
+        self._open_sequence()
+        refuse_unsupported(
+            {
+                "functions": functions,
+                "function_call": function_call,
+                "tools": tools,
+                "tool_choice": tool_choice,
+                "response_format": response_format,
+                "typical_p": typical_p,
+                "tfs_z": tfs_z,
+                "mirostat_mode": mirostat_mode,
+                "grammar": grammar,
+            }
+        )
+        if top_logprobs is not None and not logprobs:
+            raise InvalidArgument("top_logprobs requires logprobs=True")
+        tokens, text = self._read_messages(messages)
+        request = prepare(
+            tokens,
+            text,
+            n_ctx=self._n_ctx,
+            max_tokens=max_tokens,
+            stop=stop,
+            echo=False,
+            n_probs=(top_logprobs or 0) if logprobs else None,
+            model=model or self.model_path,
+        )
+        options = self._options(
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+            read_logit_bias(logit_bias),
+        )
+        deltas = self._complete(request, options, self._seed_of(seed), read_callables(logits_processor), ())
+        if stream:
+            return LockedStream(self._queue, chat_chunks(request, deltas))
+        with self._call():
+            return chat_response(request, collect(deltas))
+
+    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> NoReturn:  # noqa: A002
+        raise InvalidArgument("create_embedding is not supported yet")
+
+    def _read_prompt(self, prompt: str | Sequence[int]) -> tuple[list[int], str]:
+        if isinstance(prompt, str):
+            tokens = self._tokenizer.encode(prompt, add_special=True, parse_special=True)
+            text = prompt
+        else:
+            tokens = self._token_ids(prompt)
+            text = self.detokenize(tokens).decode("utf-8", "replace")
+        if not tokens and self._tokenizer.bos_id is not None:
+            tokens = [self._tokenizer.bos_id]
+        return tokens, text
+
+    def _read_messages(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], str]:
+        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
+            raise TypeError(f"messages must be a sequence of dictionaries, found {type(messages).__name__}")
+        for index, message in enumerate(messages):
+            if not isinstance(message, Mapping):
+                raise TypeError(f"messages[{index}] must be a dictionary, found {type(message).__name__}")
+        if self._chat_template is None:
+            self._chat_template = template_from_metadata(self._metadata, self._tokenizer, override=self.chat_format)
+        typed = any(not isinstance(message.get("content"), (str, type(None))) for message in messages)
+        if typed and not self._chat_template.capabilities.typed_content:
+            messages = [with_plain_content(message) for message in messages]
+        text = self._chat_template.render([dict(message) for message in messages], add_generation_prompt=True)
+        text = without_duplicate_special(text, self._tokenizer)
+        return self._tokenizer.encode(text, add_special=True, parse_special=True), text
+
+    def _seed_of(self, seed: int | None) -> int:
+        return self._seed if seed is None else read_seed(seed)
+
+    def _complete(
+        self,
+        request: CompletionRequest,
+        options: SamplingOptions,
+        seed: int,
+        processors: Sequence[LogitsProcessor],
+        criteria: Sequence[StoppingCriterion],
+    ) -> Iterator[TextDelta]:
+        """The text of a request, piece by piece. Runs inside the queue."""
+        tokens, sequence = list(request.tokens), self._open_sequence()
+        if request.echo:
+            scored = [] if request.n_probs is None else sequence.score(tokens, request.n_probs)
+            yield prompt_delta(request, scored, self._tokenizer, self._tokenizer.bos_id)
+        with contextlib.closing(sequence.draw(tokens, options, seed, request.n_probs, processors, criteria)) as drawn:
+            yield from iterate(request, drawn, self._tokenizer)
+
+    # -------------------------------------------------------------------------------- one call at a time
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[TokenSequence]:
+        """Hold the queue for the body; gives the sequence, in agreement with the engine's memory."""
+        sequence = self._open_sequence()
+        with self._queue.call():
+            sequence.reconcile()
+            yield sequence
+
+    def _open_sequence(self) -> TokenSequence:
+        if self._is_closed:
+            raise InvalidArgument("this Llama object is closed")
+        if self._sequence is None:
+            raise InvalidArgument(
+                "this Llama object was created with vocab_only=True: it has no weights to compute with"
+            )
+        return self._sequence
+
+    def _tokens(self) -> list[int]:
+        return [] if self._sequence is None else self._sequence.tokens
+
+    # -------------------------------------------------------------------------------- end
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent. Calls that run in other threads end with an error at their next token."""
+        self._is_closed = True
+        if self._sequence is None:
+            return
+        self._sequence.is_closing = True
+        stream = self._queue.open_stream
+        if stream is not None:
+            stream.close(InvalidArgument("this Llama object is closed"))
+        with self._queue.call():
+            self._sequence.close()
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_queue"):  # not there when the constructor refused its arguments
+            self.close()
+
+
+def _only_tokens(
+    drawn: Generator[DrawnToken, Sequence[int] | None, None],
+) -> Generator[int, Sequence[int] | None, None]:
+    with contextlib.closing(drawn):
+        sent = None
+        while True:
+            try:
+                item = drawn.send(sent)
+            except StopIteration:
+                return
+            sent = yield item.token

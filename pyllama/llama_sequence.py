@@ -1,0 +1,254 @@
+"""The one sequence of a `Llama` object: tokens in the engine's memory, the list of them here, and drawing the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama import _engine
+from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
+from pyllama.errors import ContextFull, InvalidArgument
+from pyllama.llama_state import LlamaState, LogitsRows
+
+LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
+StoppingCriterion = Callable[[NDArray[np.intc], NDArray[np.float32]], bool]
+
+SEQUENCE = 0  # the id of the only sequence of the engine
+
+
+class TokenSequence:
+    """Drives an engine of one sequence. One thread at a time; the queue of the `Llama` object sees to that."""
+
+    def __init__(self, model: _engine.Model, engine: _engine.Engine, *, keep_all_logits: bool) -> None:
+        self._model = model
+        self._engine: _engine.Engine | None = engine
+        self._keep_all_logits = keep_all_logits
+        self._sampling: tuple[SamplingOptions, _engine.Sampler, int] | None = (
+            None  # of `sample`; the tokens it has accepted
+        )
+        self.n_vocab = model.n_vocab
+        self.n_ctx = engine.n_ctx
+        self.is_closing = False
+        self.tokens: list[int] = []
+        self.rows = LogitsRows(self.n_vocab)
+
+    @property
+    def engine(self) -> _engine.Engine:
+        """Raises `InvalidArgument` once closing has begun, which ends a call of another thread at its next token."""
+        if self._engine is None or self.is_closing:
+            raise InvalidArgument("this Llama object is closed")
+        return self._engine
+
+    def close(self) -> None:
+        self.is_closing = True
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+            self._model.close()
+        self.rows.truncate(0)
+
+    # -------------------------------------------------------------------------------- length
+
+    def reconcile(self) -> None:
+        """After an exception between a step and its bookkeeping (an interrupt, say) keep what both sides know."""
+        held = self.engine.length(SEQUENCE)
+        length = min(held, len(self.tokens))
+        if length != held or length != len(self.tokens):
+            self.truncate(length)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens. The generator of `sample` starts anew."""
+        if length:
+            self.engine.truncate(SEQUENCE, length)
+        else:
+            self.engine.clear(SEQUENCE)
+        del self.tokens[length:]
+        self.rows.truncate(length)
+        self.forget_sampler()
+
+    def forget_sampler(self) -> None:
+        self._sampling = None
+
+    # -------------------------------------------------------------------------------- evaluate
+
+    def evaluate(self, tokens: list[int]) -> None:
+        """Append `tokens`; keep the logits of the last one, or of all. Raises `ContextFull` before computing."""
+        self._require_room(len(tokens))
+        for chunk, is_last in _chunks(tokens, self.engine.n_batch):
+            flags = [self._keep_all_logits] * len(chunk)
+            flags[-1] = flags[-1] or is_last
+            self._keep(self._decode(chunk, flags), [index for index, flag in enumerate(flags, -len(chunk)) if flag])
+
+    def score(self, tokens: list[int], n_top: int) -> list[DrawnToken]:
+        """`tokens` as the whole sequence, each with its probability after those before it. Logits are dropped early."""
+        self.truncate(0)
+        self._require_room(len(tokens))
+        scored = [DrawnToken(tokens[0])]
+        for chunk, _ in _chunks(tokens, self.engine.n_batch):
+            first = len(self.tokens)
+            logits = self._decode(chunk, [True] * len(chunk))
+            followers = tokens[first + 1 : first + 1 + len(chunk)]
+            scored += [
+                DrawnToken(token, *log_softmax_top(logits[i], token, n_top)) for i, token in enumerate(followers)
+            ]
+            self._keep(
+                logits if self._keep_all_logits else logits[:0], range(-len(chunk), 0) if self._keep_all_logits else ()
+            )
+        return scored
+
+    def last_row(self) -> NDArray[np.float32]:
+        """Logits after the last token; computed again when they were not kept."""
+        if not self.tokens:
+            raise InvalidArgument("there are no tokens to continue: call eval first")
+        last = len(self.tokens) - 1
+        if last not in self.rows:
+            token, sampling = self.tokens[last], self._sampling
+            self.truncate(last)
+            self.evaluate([token])
+            self._sampling = sampling
+        return self.rows[last]
+
+    def _decode(self, chunk: list[int], flags: list[bool]) -> NDArray[np.float32]:
+        """Append `chunk`; the logits of the flagged rows, `[flagged, n_vocab]`."""
+        engine = self.engine
+        engine.decode(chunk, logits=flags)
+        self.tokens += chunk
+        return engine.logits() if any(flags) else np.empty((0, self.n_vocab), np.float32)
+
+    def _keep(self, logits: NDArray[np.float32], offsets: Sequence[int]) -> None:
+        """Rows of tokens counted from the end of the sequence (negative)."""
+        kept = {len(self.tokens) + offset: row for offset, row in zip(offsets, logits, strict=True)}
+        self.rows.extend(len(self.tokens), kept, keep_others=self._keep_all_logits)
+
+    def _require_room(self, n_tokens: int) -> None:
+        if len(self.tokens) + n_tokens > self.n_ctx or not self.engine.can_append(SEQUENCE, n_tokens):
+            message = (
+                f"{n_tokens} tokens do not fit: the sequence has {len(self.tokens)} and the context holds {self.n_ctx}"
+            )
+            raise ContextFull(message, SEQUENCE)
+
+    # -------------------------------------------------------------------------------- draw
+
+    def sample(
+        self, options: SamplingOptions, seed: int, processors: Sequence[LogitsProcessor], position: int | None
+    ) -> int:
+        """Draw what follows the sequence, or its token `position`. Calls with equal options share a sampler."""
+        row = self.last_row() if position is None else self.rows[position]
+        if self._sampling is not None and self._sampling[0] == options:
+            _, sampler, n_accepted = self._sampling
+        else:
+            sampler, n_accepted = self._sampler(options, seed), 0
+        if n_accepted < len(self.tokens):
+            sampler.accept(self.tokens[n_accepted:])
+        self._sampling = (options, sampler, len(self.tokens))
+        return sampler.sample(self._process(processors, row))
+
+    def draw(
+        self,
+        tokens: list[int],
+        options: SamplingOptions,
+        seed: int,
+        n_probs: int | None,
+        processors: Sequence[LogitsProcessor] = (),
+        criteria: Sequence[StoppingCriterion] = (),
+        *,
+        reset: bool = True,
+    ) -> Generator[DrawnToken, Sequence[int] | None, None]:
+        """Draw token after token; a drawn one enters the memory when the next is asked for. `criteria` end it.
+
+        reset: `tokens` replaces the sequence, of which the common beginning is kept; otherwise it is appended.
+        The engine draws by itself unless somebody wants to see logits.
+        """
+        self.reconcile()
+        keep = len(self.tokens)
+        if reset:
+            keep = max(min(_common_prefix(self.tokens, tokens), len(tokens) - 1), 0)
+            tokens = tokens[keep:]
+        if not tokens and not reset and keep:  # go on right after the sequence: its last token is computed again
+            keep -= 1
+            tokens = self.tokens[keep:]
+        if not tokens:
+            raise InvalidArgument("there are no tokens to continue")
+        sampler = self._sampler(options, seed)
+        if keep < len(self.tokens):
+            self.truncate(keep)
+        sampler.accept([*self.tokens, *tokens])
+
+        draw = self._draw_from_logits if processors or criteria or self._keep_all_logits else self._draw_in_engine
+        while True:
+            drawn = draw(tokens, sampler, n_probs, processors)
+            if criteria and any(criterion(np.array(self.tokens, np.intc), self.last_row()) for criterion in criteria):
+                return
+            sent = yield drawn
+            sampler.accept(sent or ())
+            tokens = [drawn.token, *(sent or ())]
+
+    def _draw_in_engine(
+        self, tokens: list[int], sampler: _engine.Sampler, n_probs: int | None, processors: Sequence[LogitsProcessor]
+    ) -> DrawnToken:
+        self._require_room(len(tokens))
+        # The engine computes probabilities only when it is asked for at least one alternative.
+        n_top = 0 if n_probs is None else max(n_probs, 1)
+        outputs: list[_engine.StepOutput] = []
+        for chunk, is_last in _chunks(tokens, self.engine.n_batch):
+            work = _engine.Work(SEQUENCE, chunk, sampler, n_top) if is_last else _engine.Work(SEQUENCE, chunk)
+            outputs = self.engine.step([work])
+            self.tokens += chunk
+            self._keep(np.empty((0, self.n_vocab), np.float32), ())
+        drawn = outputs[0]
+        if n_probs is None:
+            return DrawnToken(drawn.token)
+        return DrawnToken(drawn.token, drawn.logprob, tuple(drawn.top[:n_probs]))
+
+    def _draw_from_logits(
+        self, tokens: list[int], sampler: _engine.Sampler, n_probs: int | None, processors: Sequence[LogitsProcessor]
+    ) -> DrawnToken:
+        self.evaluate(tokens)
+        row = self.last_row()
+        token = sampler.sample(self._process(processors, row))
+        sampler.accept([token])
+        return DrawnToken(token) if n_probs is None else DrawnToken(token, *log_softmax_top(row, token, n_probs))
+
+    def _process(self, processors: Sequence[LogitsProcessor], row: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Run the logits processors, each on a copy."""
+        for processor in processors:
+            result = np.asarray(processor(np.array(self.tokens, np.intc), row.copy()), np.float32)
+            if result.shape != (self.n_vocab,):
+                raise InvalidArgument(f"a logits processor returned shape {result.shape}, expected ({self.n_vocab},)")
+            row = np.ascontiguousarray(result)
+        return row
+
+    def _sampler(self, options: SamplingOptions, seed: int) -> _engine.Sampler:
+        return _engine.Sampler(self.n_vocab, seed=seed, **options.arguments())
+
+    # -------------------------------------------------------------------------------- state
+
+    def save(self, seed: int) -> LlamaState:
+        return LlamaState(tuple(self.tokens), self.engine.save_sequence(SEQUENCE), seed)
+
+    def load(self, state: LlamaState) -> None:
+        """Raises `InvalidArgument` for a state that does not belong here; the sequence is then empty."""
+        self.truncate(0)
+        try:
+            self.engine.load_sequence(SEQUENCE, state.llama_state)
+            held = self.engine.length(SEQUENCE)
+            if held != len(state.input_ids):
+                raise InvalidArgument(f"the state lists {len(state.input_ids)} tokens, but its memory holds {held}")
+        except BaseException:
+            self.engine.clear(SEQUENCE)
+            raise
+        self.tokens = list(state.input_ids)
+        self.rows.extend(len(self.tokens), {}, keep_others=False)
+
+
+def _chunks(tokens: list[int], size: int) -> Iterator[tuple[list[int], bool]]:
+    """Parts of at most `size` tokens, and whether it is the last one."""
+    for start in range(0, len(tokens), size):
+        yield tokens[start : start + size], start + size >= len(tokens)
+
+
+def _common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

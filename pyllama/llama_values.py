@@ -1,0 +1,76 @@
+"""Reads the argument values of `Llama`: counts, seeds, types by name or GGUF id, callables."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllama.errors import InvalidArgument
+
+# GGUF type ids of the cache types that exist, and the names of others that callers may know.
+_CACHE_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
+_ROPE_SCALING = {-1: None, 0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
+
+
+def read_callables(value: Any) -> tuple[Any, ...]:
+    """One callable, a sequence of them (also a sequence that is itself callable, as in llama-cpp-python), or None."""
+    if value is None:
+        return ()
+    items = tuple(value) if isinstance(value, Sequence) else (value,)
+    for item in items:
+        if not callable(item):
+            raise TypeError(f"logits_processor and stopping_criteria take callables, found {type(item).__name__}")
+    return items
+
+
+def read_count(name: str, value: Any, *, at_least: int = 0) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, found {type(value).__name__}") from None
+    if number < at_least:
+        raise InvalidArgument(f"{name} must be >= {at_least}, found {number}")
+    return number
+
+
+def read_seed(value: Any) -> int:
+    """Any integer, taken modulo 2^32, so that -1 is the random seed."""
+    try:
+        return operator.index(value) & 0xFFFFFFFF
+    except TypeError:
+        raise TypeError(f"seed must be an integer, found {type(value).__name__}") from None
+
+
+def cache_type(name: str, value: int | str | None) -> str:
+    if value is None:
+        return "f16"
+    if isinstance(value, str):
+        return value.lower()
+    if value not in _CACHE_TYPES:
+        known = ", ".join(f"{number} ({label})" for number, label in _CACHE_TYPES.items())
+        raise InvalidArgument(f"{name}={value!r} is not the GGUF id of a cache type; known: {known}")
+    return _CACHE_TYPES[value]
+
+
+def rope_scaling(value: int | str | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if value not in _ROPE_SCALING:
+        raise InvalidArgument(f"rope_scaling_type={value!r}; known: {_ROPE_SCALING}")
+    return _ROPE_SCALING[value]
+
+
+def architecture_number(metadata: Mapping[str, Any], key: str) -> int:
+    value = metadata.get(f"{metadata.get('general.architecture')}.{key}", 0)
+    return value if isinstance(value, int) else 0
+
+
+def metadata_text(value: str | float) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+def token_or_none(token: int | None) -> int:
+    return -1 if token is None else token

@@ -1,0 +1,96 @@
+"""Where option values come from besides the command line: configuration files and environment variables.
+
+Both give `Assignment`s, in the order in which they are to be applied; turning text into values is the parser's work.
+"""
+
+import configparser
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from .errors import OptionError
+from .table import Option
+
+
+class Source(IntEnum):
+    """Rising priority."""
+
+    DEFAULT = 0
+    CONFIG_FILE = 1
+    ENVIRONMENT = 2
+    COMMAND_LINE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """`text` given to `option` under `spelling` (`-c`, `LLAMA_ARG_CTX_SIZE`, `file.ini: ctx-size`).
+
+    negated: given by its `--no-` name.
+    """
+
+    option: Option
+    source: Source
+    spelling: str
+    text: str
+    negated: bool = False
+
+
+SYSTEM_CONFIG = Path("/etc/llama.cpp/config.ini")
+
+
+def default_config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """System file, then user file; they need not exist."""
+    base = environ.get("XDG_CONFIG_HOME")
+    if base:
+        return (SYSTEM_CONFIG, Path(base) / "llama.cpp" / "config.ini")
+    home = environ.get("HOME")
+    return (SYSTEM_CONFIG, Path(home) / ".config" / "llama.cpp" / "config.ini") if home else (SYSTEM_CONFIG,)
+
+
+def from_environment(options: Sequence[Option], environ: Mapping[str, str]) -> Iterator[Assignment]:
+    for option in options:
+        if option.env is None or option.status == "removed":
+            continue
+        if option.env in environ:
+            yield Assignment(option, Source.ENVIRONMENT, option.env, environ[option.env])
+        if option.negated_env is not None and option.negated_env in environ:
+            # The mere existence of the NO_ form switches the pair off, whatever its text says.
+            yield Assignment(option, Source.ENVIRONMENT, option.negated_env, "true", negated=True)
+
+
+def from_config_file(options: Sequence[Option], path: Path, notices: list[str]) -> Iterator[Assignment]:
+    """Keys of the part without a section and of `[*]`. Unknown keys go to `notices`. An absent file gives nothing."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"error: cannot read config file {path}: {error}") from None
+    notices.append(f"using config file: {path}")
+    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), default_section="\0")
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case: -C and -c differ
+    try:
+        parser.read_string("[*]\n" + text, source=str(path))
+    except configparser.Error as error:
+        raise OptionError(f"error: config file {path}: {' '.join(str(error).split())}") from None
+    names = _config_names(options)
+    for key, value in parser.items("*"):
+        if key == "version":
+            continue
+        found = names.get(key) or names.get(key.replace("_", "-"))
+        if found is None:
+            notices.append(f"warn: config file {path}: unknown key '{key}' is ignored")
+            continue
+        option, negated = found
+        yield Assignment(option, Source.CONFIG_FILE, f"{path}: {key}", value, negated)
+
+
+def _config_names(options: Sequence[Option]) -> dict[str, tuple[Option, bool]]:
+    names: dict[str, tuple[Option, bool]] = {}
+    for option in options:
+        names.update({name.lstrip("-"): (option, False) for name in option.names})
+        names.update({name.lstrip("-"): (option, True) for name in option.negated})
+        if option.env is not None:
+            names[option.env] = (option, False)
+    return names

@@ -1,0 +1,1 @@
+"""Command-line programs: `llama-cli` (cli) and `llama-bench` (bench)."""

@@ -1,0 +1,86 @@
+"""One streamed answer of llama-cli: writes it as it comes, stops on Ctrl-C, and measures both phases."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .console import Interrupter
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens computed and seconds taken: of the prompt (without reused tokens), and of what follows the first text."""
+
+    prompt_tokens: int
+    prompt_seconds: float
+    generated_tokens: int
+    generated_seconds: float
+
+    def __str__(self) -> str:
+        prompt = _rate(self.prompt_tokens, self.prompt_seconds)
+        generation = _rate(self.generated_tokens, self.generated_seconds)
+        return f"[ Prompt: {prompt} t/s | Generation: {generation} t/s ]"
+
+
+def _rate(tokens: int, seconds: float) -> str:
+    return f"{tokens / seconds:.1f}" if tokens > 0 and seconds > 0 else "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+    interrupted: bool
+    speed: Speed
+
+
+def stream_answer(
+    llama: Any,
+    start: Callable[[], Iterable[Mapping[str, Any]]],
+    write: Callable[[str], None],
+    interrupter: Interrupter,
+) -> Answer:
+    """Show the chunks of `start()` (chat or plain completion dictionaries). The library's errors pass through.
+
+    llama: read for the lengths of its sequence (`n_tokens`, `input_ids`) before, at the first text and after.
+    """
+    before = llama.input_ids
+    pieces: list[str] = []
+    n_first = None
+    started = first = time.perf_counter()
+    interrupter.requested = interrupter.answering = False
+    interrupted = False
+    with interrupter.installed():
+        stream = start()
+        try:
+            for chunk in stream:
+                text = _text(chunk)
+                if text:
+                    if n_first is None:
+                        first, n_first = time.perf_counter(), llama.n_tokens
+                        interrupter.answering = True
+                    pieces.append(text)
+                    write(text)
+                if interrupter.requested:
+                    interrupted = True
+                    break
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+    ended = time.perf_counter()
+    after = llama.input_ids
+    if n_first is None:  # no text at all: everything was prompt
+        first, n_first = ended, len(after)
+    reused = next((i for i, (old, new) in enumerate(zip(before, after)) if old != new), min(len(before), len(after)))  # noqa: B905
+    speed = Speed(n_first - min(reused, n_first), first - started, len(after) - n_first, ended - first)
+    return Answer("".join(pieces), interrupted, speed)
+
+
+def _text(chunk: Mapping[str, Any]) -> str:
+    choice = chunk["choices"][0]
+    if "delta" in choice:
+        return choice["delta"].get("content") or ""
+    return str(choice["text"])

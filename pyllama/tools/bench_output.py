@@ -1,0 +1,266 @@
+"""Output formats of llama-bench. `FIELDS` lists the columns of csv, json, jsonl and sql in their order."""
+
+import csv
+import json
+from typing import Any, Protocol, TextIO
+
+from pyllama.options import Options, options_of
+from pyllama.options.version import build_info
+
+from .bench_run import BenchResult
+from .cpu_info import cpu_name
+
+BACKEND = "CPU"
+
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+FIELDS: dict[str, str] = {
+    "build_commit": "TEXT",
+    "build_number": "INTEGER",
+    "cpu_info": "TEXT",
+    "gpu_info": "TEXT",
+    "backends": "TEXT",
+    "model_filename": "TEXT",
+    "model_type": "TEXT",
+    "model_size": "INTEGER",
+    "model_n_params": "INTEGER",
+    "n_batch": "INTEGER",
+    "n_ubatch": "INTEGER",
+    "n_threads": "INTEGER",
+    "cpu_mask": "TEXT",
+    "cpu_strict": "INTEGER",
+    "poll": "INTEGER",
+    "type_k": "TEXT",
+    "type_v": "TEXT",
+    "n_gpu_layers": "INTEGER",
+    "n_cpu_moe": "INTEGER",
+    "split_mode": "TEXT",
+    "main_gpu": "INTEGER",
+    "no_kv_offload": "INTEGER",
+    "flash_attn": "INTEGER",
+    "devices": "TEXT",
+    "tensor_split": "TEXT",
+    "tensor_buft_overrides": "TEXT",
+    "load_mode": "TEXT",
+    "lazy_mode": "TEXT",
+    "embeddings": "INTEGER",
+    "no_op_offload": "INTEGER",
+    "no_host": "INTEGER",
+    "repack": "INTEGER",
+    "fit_target": "INTEGER",
+    "fit_min_ctx": "INTEGER",
+    "n_prompt": "INTEGER",
+    "n_gen": "INTEGER",
+    "n_depth": "INTEGER",
+    "test_time": "TEXT",
+    "avg_ns": "INTEGER",
+    "stddev_ns": "INTEGER",
+    "avg_ts": "REAL",
+    "stddev_ts": "REAL",
+}
+
+
+def record(result: BenchResult) -> dict[str, Any]:
+    """The values of `FIELDS` for one result. Flags are bool, `avg_ts` and `stddev_ts` tokens per second."""
+    parameters = result.test.parameters
+    build_number, build_commit = build_info()
+    values: dict[str, Any] = {
+        "build_commit": build_commit,
+        "build_number": build_number,
+        "cpu_info": cpu_name(),
+        "gpu_info": "",
+        "backends": BACKEND,
+        "model_filename": result.model.path,
+        "model_type": result.model.description,
+        "model_size": result.model.size_bytes,
+        "model_n_params": result.model.n_params,
+        "n_batch": parameters["batch_size"],
+        "n_ubatch": parameters["ubatch_size"],
+        "n_threads": parameters["threads"],
+        "cpu_mask": parameters["cpu_mask"],
+        "cpu_strict": bool(parameters["cpu_strict"]),
+        "poll": parameters["poll"],
+        "type_k": parameters["cache_type_k"],
+        "type_v": parameters["cache_type_v"],
+        "n_gpu_layers": parameters["n_gpu_layers"],
+        "n_cpu_moe": parameters["n_cpu_moe"],
+        "split_mode": parameters["split_mode"],
+        "main_gpu": parameters["main_gpu"],
+        "no_kv_offload": bool(parameters["no_kv_offload"]),
+        "flash_attn": FLASH_ATTENTION[parameters["flash_attn"]],
+        "devices": parameters["device"],
+        "tensor_split": "0.00",
+        "tensor_buft_overrides": "none",
+        "load_mode": parameters["load_mode"],
+        "lazy_mode": parameters["lazy_mode"],
+        "embeddings": bool(parameters["embeddings"]),
+        "no_op_offload": bool(parameters["no_op_offload"]),
+        "no_host": bool(parameters["no_host"]),
+        "repack": bool(parameters["repack"]),
+        "fit_target": 0,
+        "fit_min_ctx": 0,
+        "n_prompt": result.test.n_prompt,
+        "n_gen": result.test.n_gen,
+        "n_depth": result.test.n_depth,
+        "test_time": result.started.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "avg_ns": result.avg_ns,
+        "stddev_ns": result.stddev_ns,
+        "avg_ts": result.avg_ts,
+        "stddev_ts": result.stddev_ts,
+    }
+    return {name: values[name] for name in FIELDS}
+
+
+def _plain(value: Any) -> str:
+    """csv and sql text: flags as 0 and 1, reals with six decimals."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return f"{value:.6f}" if isinstance(value, float) else str(value)
+
+
+class Printer(Protocol):
+    def header(self) -> None: ...
+    def row(self, result: BenchResult) -> None: ...
+    def footer(self) -> None: ...
+
+
+class CsvPrinter:
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+
+    def header(self) -> None:
+        print(",".join(FIELDS), file=self._out, flush=True)
+
+    def row(self, result: BenchResult) -> None:
+        self._writer.writerow([_plain(value) for value in record(result).values()])
+        self._out.flush()
+
+    def footer(self) -> None:
+        pass
+
+
+def _with_samples(result: BenchResult) -> dict[str, Any]:
+    return {**record(result), "samples_ns": list(result.samples_ns), "samples_ts": list(result.samples_ts)}
+
+
+class JsonLinesPrinter:
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def header(self) -> None:
+        pass
+
+    def row(self, result: BenchResult) -> None:
+        print(json.dumps(_with_samples(result)), file=self._out, flush=True)
+
+    def footer(self) -> None:
+        pass
+
+
+class JsonPrinter:
+    """One array, written as the results come."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._first = True
+
+    def header(self) -> None:
+        print("[", file=self._out)
+
+    def row(self, result: BenchResult) -> None:
+        lines = [f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in _with_samples(result).items()]
+        separator = "" if self._first else ",\n"
+        print(separator + "  {\n" + ",\n".join(lines) + "\n  }", end="", file=self._out, flush=True)
+        self._first = False
+
+    def footer(self) -> None:
+        print("\n]" if not self._first else "]", file=self._out, flush=True)
+
+
+class SqlPrinter:
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def header(self) -> None:
+        columns = ",\n".join(f"  {name} {kind}" for name, kind in FIELDS.items())
+        print(f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n", file=self._out, flush=True)
+
+    def row(self, result: BenchResult) -> None:
+        values = ", ".join("'" + _plain(value).replace("'", "''") + "'" for value in record(result).values())
+        print(f"INSERT INTO llama_bench ({', '.join(FIELDS)}) VALUES ({values});", file=self._out, flush=True)
+
+    def footer(self) -> None:
+        pass
+
+
+class MarkdownPrinter:
+    """A table that shows, besides the fixed columns, the parameters that were given and are not at their default."""
+
+    FIXED = (("model", 30, "<"), ("size", 10, ">"), ("params", 10, ">"), ("backend", 10, "<"), ("threads", 7, ">"))
+    OPTIONAL = (
+        ("n_batch", 7, "batch_size"),
+        ("n_ubatch", 8, "ubatch_size"),
+        ("type_k", 6, "cache_type_k"),
+        ("type_v", 6, "cache_type_v"),
+        ("fa", 2, "flash_attn"),
+    )
+    LAST = (("test", 15, ">"), ("t/s", 20, ">"))
+
+    def __init__(self, out: TextIO, options: Options) -> None:
+        self._out = out
+        defaults = {option.dest: option.default for option in options_of("llama-bench")}
+        shown = [
+            (name, width, ">") for name, width, dest in self.OPTIONAL if options.values.get(dest) != defaults.get(dest)
+        ]
+        self._columns = (*self.FIXED, *shown, *self.LAST)
+
+    def header(self) -> None:
+        self._line([name for name, _, _ in self._columns])
+        self._line(["-" * width if align == "<" else "-" * (width - 1) + ":" for _, width, align in self._columns])
+
+    def row(self, result: BenchResult) -> None:
+        parameters = result.test.parameters
+        cells = {
+            "model": result.model.description,
+            "size": size_text(result.model.size_bytes),
+            "params": params_text(result.model.n_params),
+            "backend": BACKEND,
+            "threads": parameters["threads"],
+            "n_batch": parameters["batch_size"],
+            "n_ubatch": parameters["ubatch_size"],
+            "type_k": parameters["cache_type_k"],
+            "type_v": parameters["cache_type_v"],
+            "fa": FLASH_ATTENTION[parameters["flash_attn"]],
+            "test": result.test.name,
+            "t/s": f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}",
+        }
+        self._line([str(cells[name]) for name, _, _ in self._columns])
+
+    def footer(self) -> None:
+        number, commit = build_info()
+        print(f"\nbuild: {commit} ({number})", file=self._out, flush=True)
+
+    def _line(self, cells: list[str]) -> None:
+        padded = [f"{cell:{align}{width}}" for cell, (_, width, align) in zip(cells, self._columns, strict=True)]
+        print(f"| {' | '.join(padded)} |", file=self._out, flush=True)
+
+
+def size_text(size_bytes: int) -> str:
+    gib = 1024**3
+    return f"{size_bytes / gib:.2f} GiB" if size_bytes >= gib else f"{size_bytes / 1024**2:.2f} MiB"
+
+
+def params_text(n_params: int) -> str:
+    return f"{n_params / 1e9:.2f} B" if n_params >= 1e9 else f"{n_params / 1e6:.2f} M"
+
+
+def make_printer(kind: str, out: TextIO, options: Options) -> Printer:
+    """kind: md, csv, json, jsonl or sql."""
+    if kind == "md":
+        return MarkdownPrinter(out, options)
+    if kind == "csv":
+        return CsvPrinter(out)
+    if kind == "json":
+        return JsonPrinter(out)
+    return JsonLinesPrinter(out) if kind == "jsonl" else SqlPrinter(out)

@@ -1,0 +1,181 @@
+"""Running llama-bench's tests on the engine.
+
+Only `Engine.decode` is inside the clock; token ids are drawn before it starts.
+"""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from statistics import mean, stdev
+from types import TracebackType
+from typing import Any, TextIO
+
+from pyllama.errors import InvalidArgument
+
+from .bench_matrix import BenchTest
+
+PAGE = 256
+TOKEN_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    path: str
+    description: str
+    size_bytes: int
+    n_params: int
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """`samples_ns`: duration of every repetition, in nanoseconds. `started`: UTC time at which the test began."""
+
+    test: BenchTest
+    model: ModelFacts
+    started: datetime
+    samples_ns: tuple[int, ...]
+
+    @property
+    def samples_ts(self) -> tuple[float, ...]:
+        """Tokens per second of every repetition."""
+        n_tokens = self.test.n_prompt + self.test.n_gen
+        return tuple(1e9 * n_tokens / ns for ns in self.samples_ns)
+
+    @property
+    def avg_ns(self) -> int:
+        return round(mean(self.samples_ns))
+
+    @property
+    def stddev_ns(self) -> int:
+        return round(_deviation(self.samples_ns))
+
+    @property
+    def avg_ts(self) -> float:
+        return mean(self.samples_ts)
+
+    @property
+    def stddev_ts(self) -> float:
+        return _deviation(self.samples_ts)
+
+
+def _deviation(samples: Sequence[float]) -> float:
+    return stdev(samples) if len(samples) > 1 else 0.0
+
+
+class Runner:
+    """Measures tests one after the other. Keeps the last model loaded, as neighbours usually share it."""
+
+    def __init__(self, native: Any, *, repetitions: int, warmup: bool, progress: TextIO | None = None) -> None:
+        self._native = native
+        self._repetitions = repetitions
+        self._warmup = warmup
+        self._progress = progress
+        self._model: Any = None
+        self._model_path: str | None = None
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close_model()
+
+    def measure(self, test: BenchTest, *, label: str) -> BenchResult:
+        """Warm up, then time every repetition. Raises the engine's errors."""
+        self._tell(label, test, "loading")
+        model = self._load(test.parameters["model"], test.parameters["threads"])
+        engine = self._native.Engine(
+            model,
+            n_ctx=-(-(test.n_depth + test.n_prompt + test.n_gen) // PAGE) * PAGE,
+            n_batch=test.parameters["batch_size"],
+            n_ubatch=min(test.parameters["ubatch_size"], test.parameters["batch_size"]),
+            n_threads=test.parameters["threads"],
+            n_threads_batch=test.parameters["threads"],
+            type_k=test.parameters["cache_type_k"],
+            type_v=test.parameters["cache_type_v"],
+        )
+        try:
+            return self._measure(engine, model, test, label)
+        finally:
+            engine.close()
+
+    def _measure(self, engine: Any, model: Any, test: BenchTest, label: str) -> BenchResult:
+        tokens = _Tokens(model)
+        if self._warmup:
+            self._tell(label, test, "warm-up")
+            if test.n_prompt:
+                _decode_prompt(engine, tokens.prompt(test.n_prompt), test.parameters["batch_size"])
+            if test.n_gen:
+                _decode_each(engine, tokens.prompt(1))
+            engine.clear(0)
+        if test.n_depth:
+            self._tell(label, test, f"filling the cache to {test.n_depth}")
+            _decode_prompt(engine, tokens.prompt(test.n_depth), test.parameters["batch_size"])
+        started = datetime.now(timezone.utc)
+        samples = []
+        for repetition in range(self._repetitions):
+            self._tell(label, test, f"run {repetition + 1}/{self._repetitions}")
+            prompt = tokens.prompt(test.n_prompt)
+            generated = tokens.prompt(test.n_gen) if not test.n_prompt else tokens.random(test.n_gen)
+            start = time.perf_counter_ns()
+            _decode_prompt(engine, prompt, test.parameters["batch_size"])
+            _decode_each(engine, generated)
+            samples.append(max(time.perf_counter_ns() - start, 1))
+            engine.truncate(0, test.n_depth)
+        facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params)
+        return BenchResult(test, facts, started, tuple(samples))
+
+    def _load(self, path: str, n_threads: int) -> Any:
+        if self._model_path != path:
+            self._close_model()
+            self._model = self._native.Model(path, n_threads=n_threads)
+            self._model_path = path
+        return self._model
+
+    def _close_model(self) -> None:
+        if self._model is not None:
+            self._model.close()
+        self._model = self._model_path = None
+
+    def _tell(self, label: str, test: BenchTest, what: str) -> None:
+        if self._progress is not None:
+            print(f"llama-bench: test {label} ({test.name}): {what}", file=self._progress, flush=True)
+
+
+class _Tokens:
+    """Random token ids, the same in every run; a prompt starts with BOS where the vocabulary asks for it."""
+
+    def __init__(self, model: Any) -> None:
+        self._random = random.Random(TOKEN_SEED)
+        self._n_vocab = model.n_vocab
+        if self._n_vocab < 1:
+            raise InvalidArgument(f"{model.path}: the vocabulary is empty")
+        metadata = model.metadata
+        add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
+        self._bos = metadata.get("tokenizer.ggml.bos_token_id") if add_bos else None
+
+    def random(self, count: int) -> list[int]:
+        return [self._random.randrange(self._n_vocab) for _ in range(count)]
+
+    def prompt(self, count: int) -> list[int]:
+        tokens = self.random(count)
+        if tokens and self._bos is not None:
+            tokens[0] = int(self._bos)
+        return tokens
+
+
+def _decode_prompt(engine: Any, tokens: list[int], n_batch: int) -> None:
+    for begin in range(0, len(tokens), n_batch):
+        engine.decode(tokens[begin : begin + n_batch])
+
+
+def _decode_each(engine: Any, tokens: list[int]) -> None:
+    decode = engine.decode
+    for token in tokens:
+        decode((token,))

@@ -1,0 +1,76 @@
+"""From options to a loaded `Llama` and to the keyword arguments of its completions."""
+
+import math
+from typing import Any
+
+from pyllama.options import Options
+
+
+def load_llama(options: Options) -> Any:
+    """Load the model that `options` name. Raises the errors of `pyllama.Llama`."""
+    from pyllama import Llama
+
+    n_ubatch = min(options.ubatch_size, options.batch_size)
+    return Llama(
+        options.model,
+        n_ctx=options.ctx_size,
+        # One micro-batch per step: the same work in the same order, but Ctrl-C is seen after each.
+        n_batch=n_ubatch,
+        n_ubatch=n_ubatch,
+        n_threads=_threads(options.threads),
+        n_threads_batch=_threads(options.threads_batch),
+        type_k=options.cache_type_k,
+        type_v=options.cache_type_v,
+        seed=options.seed,
+        kv_overrides=dict(options.override_kv),
+        last_n_tokens_size=options.repeat_last_n,
+        rope_scaling_type=options.rope_scaling,
+        rope_freq_base=options.rope_freq_base,
+        rope_freq_scale=options.rope_freq_scale,
+        yarn_orig_ctx=options.yarn_orig_ctx,
+        yarn_ext_factor=options.yarn_ext_factor,
+        yarn_attn_factor=options.yarn_attn_factor,
+        yarn_beta_fast=options.yarn_beta_fast,
+        yarn_beta_slow=options.yarn_beta_slow,
+        chat_format=options.chat_template or None,
+        verbose=False,
+    )
+
+
+def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:
+    """Keyword arguments that `create_completion` and `create_chat_completion` share.
+
+    Values that the model file suggests (`general.sampling.*`) replace defaults, not what the user gave.
+    """
+    arguments: dict[str, Any] = {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "repeat_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "max_tokens": options.n_predict if options.n_predict > 0 else None,
+        "stop": list(options.reverse_prompt) or None,
+    }
+    for key, dest, argument in (
+        ("temp", "temperature", "temperature"),
+        ("top_k", "top_k", "top_k"),
+        ("top_p", "top_p", "top_p"),
+        ("min_p", "min_p", "min_p"),
+        ("penalty_repeat", "repeat_penalty", "repeat_penalty"),
+    ):
+        suggested = llama.metadata.get(f"general.sampling.{key}")
+        if suggested is not None and not options.given(dest):
+            arguments[argument] = int(suggested) if argument == "top_k" else float(suggested)
+    bias: dict[int, float] = {}
+    for token, value in options.logit_bias:
+        bias[token] = bias.get(token, 0.0) + value
+    if options.ignore_eos:
+        bias.update(dict.fromkeys(llama.tokenizer().eog_ids, -math.inf))
+    arguments["logit_bias"] = bias or None
+    return arguments
+
+
+def _threads(count: int | None) -> int | None:
+    return count if count is not None and count > 0 else None

@@ -1,0 +1,153 @@
+"""llama.cpp as a peer: its server (PyPI wheel `xllamacpp`) in a process of its own, spoken to over HTTP.
+
+Used by the benchmarks (its `timings`) and by the tests (its tokens and log-probabilities). Run as a program it is that
+process: it prints the address of the server and lives until its standard input is closed. One server per process, and
+the process leaves without tearing the server down, because tearing down can hang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+
+class PeerError(RuntimeError):
+    """The peer did not start or refused a request; the message carries what it said."""
+
+
+def peer_is_installed() -> bool:
+    return importlib.util.find_spec("xllamacpp") is not None
+
+
+class LlamaCppPeer:
+    """A running llama.cpp server with an F16 KV cache, one slot unless asked for more. Use as a context manager."""
+
+    def __init__(
+        self,
+        model: Path | str,
+        *,
+        n_ctx: int = 2048,
+        n_threads: int = 2,
+        n_parallel: int = 1,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), "--model", str(model), "--ctx-size", str(n_ctx)]
+        command += ["--threads", str(n_threads), "--parallel", str(n_parallel)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._log: list[str] = []
+        self._letter: int | None = None  # a token whose text is complete on its own
+        # Both pipes are drained by threads: a full pipe would stop the server.
+        first_line: list[str] = []
+        reader = threading.Thread(target=lambda: first_line.append(self._process.stdout.readline()), daemon=True)
+        threading.Thread(target=lambda: self._log.extend(self._process.stderr), daemon=True).start()
+        reader.start()
+        reader.join(start_timeout_s)
+        if not first_line or not first_line[0].startswith("{"):
+            self.close()
+            raise PeerError(f"llama.cpp did not start with {model}: {''.join(self._log[-20:]).strip() or 'no output'}")
+        self.address: str = json.loads(first_line[0])["address"]
+        self.build: str = json.loads(first_line[0])["version"]
+        self._client = httpx.Client(base_url=self.address, timeout=600.0)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """POST a JSON body to the server and return its JSON answer. Raises PeerError on any status but 200."""
+        response = self._client.post(path, json=body)
+        if response.status_code != 200:
+            raise PeerError(f"llama.cpp answered {response.status_code} to {path}: {response.text[:500]}")
+        return response.json()
+
+    def tokenize(self, text: str, *, parse_special: bool = True, add_special: bool = False) -> list[int]:
+        body = {"content": text, "parse_special": parse_special, "add_special": add_special}
+        return self.post("/tokenize", body)["tokens"]
+
+    def detokenize(self, tokens: list[int]) -> str:
+        return self.post("/detokenize", {"tokens": tokens})["content"]
+
+    def next_token_logprobs(self, tokens: list[int], top: int) -> list[tuple[int, float]]:
+        """The `top` most likely tokens after `tokens` with their natural log-probabilities before any sampler, falling.
+
+        The server drops the probabilities of a token that ends the text or leaves a character incomplete, so a bias
+        forces a plain letter to be drawn; the reported probabilities are those before any bias.
+        """
+        if self._letter is None:
+            self._letter = self.tokenize("a")[0]
+        body = {"prompt": tokens, "n_predict": 1, "n_probs": top, "temperature": 0.0, "cache_prompt": True}
+        body["logit_bias"] = [[self._letter, 1000.0]]
+        answer = self.post("/completion", body)
+        return [(entry["id"], entry["logprob"]) for entry in answer["completion_probabilities"][0]["top_logprobs"]]
+
+    def greedy(self, tokens: list[int], n_predict: int) -> list[int]:
+        """Greedy continuation of `tokens`, `n_predict` tokens at most."""
+        body = {
+            "prompt": tokens,
+            "n_predict": n_predict,
+            "temperature": 0.0,
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        return self.post("/completion", body)["tokens"]
+
+    def timings(self, tokens: list[int], n_predict: int) -> dict[str, float]:
+        """The server's own timings of one uncached request that generates exactly `n_predict` tokens."""
+        body = {"prompt": tokens, "n_predict": n_predict, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
+        return self.post("/completion", body)["timings"]
+
+    def close(self) -> None:
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> LlamaCppPeer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+        self.close()
+
+
+def serve() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--ctx-size", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--parallel", type=int, required=True)
+    arguments = parser.parse_args()
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # the native code logs to standard output
+
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = arguments.model
+    params.n_ctx = arguments.ctx_size
+    params.n_parallel = arguments.parallel
+    params.cpuparams.n_threads = arguments.threads
+    params.cpuparams_batch.n_threads = arguments.threads
+    params.fit_params = False
+    params.verbosity = 1
+    server = xllamacpp.Server(params)
+    print(json.dumps({"address": server.listening_address, "version": xllamacpp.__version__}), file=answer, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    serve()

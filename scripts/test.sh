@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# The whole suite from a fresh clone: environment with the test extras, style checks, tests.
+#
+#   scripts/test.sh [pytest arguments]
+#
+# REQUIRE_TEST_MODELS=1 turns a model that cannot be fetched into a failure; TEST_MODEL_DIR says where models are cached.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=scripts/environment.sh
+. scripts/environment.sh
+
+make_environment .venv-test
+install_repository .venv-test '.[test]'
+PATH="$PWD/.venv-test/bin:$PATH" scripts/check.sh
+exec .venv-test/bin/pytest "$@"

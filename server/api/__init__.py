@@ -1,0 +1,1 @@
+"""The API families: request JSON -> `GenerationRequest`, handler, result -> response JSON."""

@@ -1,0 +1,278 @@
+"""Chat: `/v1/chat/completions` and `/apply-template`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyllama.server.api.completions import completion_id
+from pyllama.server.api.generate import in_thread_if_long, request_params, respond
+from pyllama.server.api.results import (
+    finish_reason,
+    kept_records,
+    native_result,
+    probability_json,
+    prompt_progress,
+    usage,
+)
+from pyllama.server.chat_messages import read_messages, split_prefill
+from pyllama.server.errors import InvalidRequest, NotSupported
+from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
+from pyllama.server.json_codec import type_name
+from pyllama.server.request_fields import wrong_type
+from pyllama.server.responses import json_response, read_object
+from pyllama.server.state import ServerState, server_state
+
+DEFAULT_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """`echo`: text that the answer repeats at its start."""
+
+    text: str
+    echo: str = ""
+
+
+def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong_type(name, "boolean", value)
+    return value
+
+
+def template_variables(body: dict[str, Any], server_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What the template sees besides the messages. Raises `InvalidRequest`."""
+    variables: dict[str, Any] = {"preserve_reasoning": True, **server_kwargs}
+    kwargs = body.get("chat_template_kwargs")
+    if kwargs is not None:
+        if not isinstance(kwargs, dict):
+            raise wrong_type("chat_template_kwargs", "object", kwargs)
+        variables.update(kwargs)
+    thinking = variables.get("enable_thinking")
+    if thinking is not None and not isinstance(thinking, bool):
+        raise InvalidRequest(f'invalid type for "enable_thinking" (expected boolean, got {type_name(thinking)})')
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        if not isinstance(effort, str):
+            raise wrong_type("reasoning_effort", "string", effort)
+        if effort == "none":
+            variables["enable_thinking"] = False
+        else:
+            variables["reasoning_effort"] = effort
+    return variables
+
+
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """Parts of a chat request that do not exist yet. Raises `InvalidRequest` (400) or `NotSupported` (501)."""
+    tools = body.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise wrong_type("tools", "array", tools)
+    if tools:
+        raise NotSupported("Field 'tools': tool calls are not supported yet")
+    choice = body.get("tool_choice")
+    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+        raise InvalidRequest(f"Field 'tool_choice': must be 'auto', 'none' or 'required', but is '{choice}'")
+    response_format = body.get("response_format")
+    if isinstance(response_format, dict):
+        kind = response_format.get("type", "")
+        if kind in ("json_object", "json_schema"):
+            for holder in (response_format, response_format.get("json_schema")):
+                schema = holder.get("schema") if isinstance(holder, dict) else None
+                if schema is not None and not isinstance(schema, dict):
+                    raise wrong_type("response_format.schema", "object", schema)
+            raise NotSupported(f"Field 'response_format': the type '{kind}' is not supported yet; only 'text' is")
+        if kind not in ("", "text"):
+            shown = kind if isinstance(kind, str) else type_name(kind)
+            raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {shown}')
+
+
+def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
+    """Messages -> prompt text. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
+    refuse_unsupported(body)
+    messages = read_messages(body)
+    conversation = split_prefill(body, messages, prefill_enabled=state.settings.prefill_assistant)
+    variables = template_variables(body, dict(state.settings.chat_template_kwargs))
+    continues = conversation.prefill is not None
+    add_generation_prompt = continues or _flag(body, "add_generation_prompt", True)
+    text = state.loaded.render_chat(
+        conversation.messages, add_generation_prompt=add_generation_prompt, variables=variables
+    )
+    echo = _flag(body, "echo", False)
+    if conversation.prefill is None:
+        return ChatPrompt(text)
+    return ChatPrompt(text + conversation.prefill, conversation.prefill if echo else "")
+
+
+def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """The body for the completion layer, and the number of alternatives to show per token (None: all that there are)."""
+    fields = {
+        name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs", "json_schema", "echo")
+    }
+    if body.get("json_schema") is not None:
+        fields["json_schema"] = body["json_schema"]
+    wants_logprobs = _flag(body, "logprobs", False)
+    top = body.get("top_logprobs")
+    if top is not None and (isinstance(top, bool) or not isinstance(top, int)):
+        raise wrong_type("top_logprobs", "integer", top)
+    if top is not None and not 0 <= top <= 2**31 - 1:
+        raise InvalidRequest("Field 'top_logprobs': Value must not be negative or beyond 32 bits")
+    if not wants_logprobs:
+        if top is not None:
+            raise InvalidRequest("top_logprobs requires logprobs to be set to true")
+        return fields, None
+    n_top = DEFAULT_TOP_LOGPROBS if top is None else top
+    # Even without alternatives the chosen token's own probability is asked for.
+    fields["n_probs"] = max(1, n_top)
+    return fields, n_top
+
+
+class ChatFormat:
+    """OpenAI's chat shapes."""
+
+    ends_with_done = True
+
+    def __init__(self, state: ServerState, *, echo: str = "", n_top: int | None = None) -> None:
+        self._vocabulary = state.loaded.vocabulary
+        self._model = state.settings.model_name
+        self._fingerprint = state.build_info
+        self._id = completion_id()
+        self._created = int(time.time())
+        self._echo = echo
+        self._n_top = n_top
+        self._has_role: set[int] = set()
+        self._pending: dict[int, list[ProbabilityRecord]] = {}  # records of tokens that nothing was sent for yet
+        self._n_unfinished: int | None = None
+
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {
+            "choices": [{"finish_reason": reason, "index": index, "delta": delta}],
+            "created": self._created,
+            "id": self._id,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            "object": "chat.completion.chunk",
+        }
+
+    def chunks(self, event: Event) -> Iterable[Any]:
+        if isinstance(event, TokenText):
+            return self._token_chunks(event)
+        if isinstance(event, Progress):
+            chunk = self._chunk(event.generation.index, {"role": "assistant", "content": None})
+            if event.timings is not None:
+                chunk["timings"] = event.timings
+            chunk["prompt_progress"] = prompt_progress(event)
+            return (chunk,)
+        if isinstance(event, Finished):
+            return self._final_chunks(event.generation)
+        return ()
+
+    def _token_chunks(self, event: TokenText) -> list[dict[str, Any]]:
+        generation = event.generation
+        index = generation.index
+        if event.record is not None:
+            self._pending.setdefault(index, []).append(event.record)
+        chunks: list[dict[str, Any]] = []
+        text = event.text
+        if index not in self._has_role:
+            self._has_role.add(index)
+            chunks.append(self._chunk(index, {"role": "assistant", "content": None}))
+            text = self._echo + text
+        if text:
+            chunks.append(self._chunk(index, {"content": text}))
+        if chunks:
+            if text:
+                self._add_logprobs(chunks[-1], generation)
+            if event.timings is not None:
+                chunks[-1]["timings"] = event.timings
+        return chunks
+
+    def _add_logprobs(self, chunk: dict[str, Any], generation: Generation) -> None:
+        records = self._pending.pop(generation.index, None)
+        if records:
+            chunk["choices"][0]["logprobs"] = self._logprobs(generation, records)
+
+    def _logprobs(self, generation: Generation, records: Iterable[ProbabilityRecord]) -> dict[str, Any]:
+        post_sampling = generation.params.post_sampling_probs
+        return {
+            "content": [
+                probability_json(record, self._vocabulary, post_sampling=post_sampling, n_top=self._n_top)
+                for record in records
+            ]
+        }
+
+    def _final_chunks(self, generation: Generation) -> list[dict[str, Any]]:
+        index = generation.index
+        chunks: list[dict[str, Any]] = []
+        if index not in self._has_role:  # an answer without any token
+            self._has_role.add(index)
+            chunks.append(self._chunk(index, {"role": "assistant", "content": None}))
+        chunks.append(self._chunk(index, {}, finish_reason(generation)))
+        self._add_logprobs(chunks[-1], generation)
+        if generation.params.verbose:
+            chunks[0]["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=True)
+        if self._n_unfinished is None:
+            self._n_unfinished = len(generation.request.generations)
+        self._n_unfinished -= 1
+        if generation.params.include_usage and self._n_unfinished == 0:
+            chunk = self._chunk(index, {})
+            chunk["choices"] = []
+            chunk["usage"] = usage(generation.request.generations[0])
+            chunks.append(chunk)
+        chunks[-1]["timings"] = generation.timings()
+        return chunks
+
+    def whole(self, generations: list[Generation]) -> Any:
+        choices = []
+        for g in generations:
+            choice: dict[str, Any] = {
+                "finish_reason": finish_reason(g),
+                "index": g.index,
+                "message": {"role": "assistant", "content": self._echo + g.content},
+            }
+            if g.params.n_probs > 0:
+                choice["logprobs"] = self._logprobs(g, kept_records(g, self._vocabulary))
+            choices.append(choice)
+        first = generations[0]
+        result: dict[str, Any] = {
+            "choices": choices,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            "object": "chat.completion",
+            "usage": usage(first),
+            "id": self._id,
+        }
+        if first.params.verbose:
+            result["__verbose"] = native_result(first, self._vocabulary, self._model, in_stream=False)
+        result["timings"] = first.timings()
+        return result
+
+
+async def chat_completion(http: Request) -> Response:
+    body = await read_object(http)
+    state = server_state(http)
+    loaded = state.loaded
+    n_bytes = len(await http.body())
+    prompt = await in_thread_if_long(n_bytes, chat_prompt, body, state)
+    fields, n_top = sampling_body(body)
+    params = request_params(fields, loaded)
+    tokens = await in_thread_if_long(len(prompt.text), _encode, loaded.tokenizer, prompt.text)
+    return await respond(http, [tokens], params, ChatFormat(state, echo=prompt.echo, n_top=n_top))
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special=True, parse_special=True)
+
+
+async def apply_template(http: Request) -> Response:
+    body = await read_object(http)
+    prompt = await in_thread_if_long(len(await http.body()), chat_prompt, body, server_state(http))
+    return json_response({"prompt": prompt.text})

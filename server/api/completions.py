@@ -1,0 +1,214 @@
+"""Text completion: the native routes and `/v1/completions`."""
+
+from __future__ import annotations
+
+import secrets
+import string
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyllama.server.api.generate import in_thread_if_long, request_params, respond
+from pyllama.server.api.results import (
+    finish_reason,
+    kept_records,
+    native_result,
+    probabilities_json,
+    prompt_progress,
+    select_fields,
+    usage,
+)
+from pyllama.server.errors import InvalidRequest
+from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
+from pyllama.server.prompts import read_prompts
+from pyllama.server.responses import read_object
+from pyllama.server.state import ServerState, server_state
+
+_ID_CHARACTERS = string.digits + string.ascii_letters
+
+
+def completion_id() -> str:
+    return "chatcmpl-" + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(32))
+
+
+class NativeFormat:
+    """llama-server's own shapes."""
+
+    ends_with_done = False
+
+    def __init__(self, state: ServerState) -> None:
+        self._vocabulary = state.loaded.vocabulary
+        self._model = state.settings.model_name
+
+    def chunks(self, event: Event) -> Iterable[Any]:
+        if isinstance(event, TokenText):
+            if event.shows:
+                yield self._partial(event)
+        elif isinstance(event, Progress):
+            yield self._progress(event)
+        elif isinstance(event, Finished):
+            generation = event.generation
+            result = native_result(generation, self._vocabulary, self._model, in_stream=True)
+            yield select_fields(result, generation.params.response_fields)
+
+    def _partial(self, event: TokenText) -> dict[str, Any]:
+        generation = event.generation
+        partial: dict[str, Any] = {
+            "index": generation.index,
+            "content": event.text,
+            "tokens": [event.token],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": event.n_decoded,
+            "tokens_evaluated": generation.n_prompt,
+        }
+        if event.timings is not None:
+            partial["timings"] = event.timings
+        if event.record is not None:
+            partial["completion_probabilities"] = probabilities_json(generation, [event.record], self._vocabulary)
+        return partial
+
+    def _progress(self, event: Progress) -> dict[str, Any]:
+        generation = event.generation
+        partial: dict[str, Any] = {
+            "index": generation.index,
+            "content": "",
+            "tokens": [],
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": 0,
+            "tokens_evaluated": generation.n_prompt,
+        }
+        if event.timings is not None:
+            partial["timings"] = event.timings
+        partial["prompt_progress"] = prompt_progress(event)
+        return partial
+
+    def whole(self, generations: list[Generation]) -> Any:
+        results = [
+            select_fields(native_result(g, self._vocabulary, self._model, in_stream=False), g.params.response_fields)
+            for g in generations
+        ]
+        return results[0] if len(results) == 1 else results
+
+
+class OpenAICompletionFormat:
+    """`/v1/completions`. `logprobs` holds the records in `content` and, beside them, OpenAI's four arrays of the same."""
+
+    ends_with_done = True
+
+    def __init__(self, state: ServerState) -> None:
+        self._vocabulary = state.loaded.vocabulary
+        self._model = state.settings.model_name
+        self._fingerprint = state.build_info
+        self._id = completion_id()
+        self._created = int(time.time())
+        self._offsets: dict[int, int] = {}  # characters sent, per choice
+        self._pending: dict[int, list[ProbabilityRecord]] = {}  # records of tokens whose text was not complete yet
+
+    def _result(self, choices: list[Any]) -> dict[str, Any]:
+        return {
+            "choices": choices,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            "object": "text_completion",
+        }
+
+    def chunks(self, event: Event) -> Iterable[Any]:
+        generation = event.generation
+        if isinstance(event, TokenText):
+            if event.record is not None:
+                self._pending.setdefault(generation.index, []).append(event.record)
+            if event.shows:
+                chunk = self._result(
+                    [self._choice(generation, event.text, None, self._pending.pop(generation.index, []))]
+                )
+                chunk["id"] = self._id
+                if event.timings is not None:
+                    chunk["timings"] = event.timings
+                yield chunk
+        elif isinstance(event, Progress):
+            chunk = self._result([self._choice(generation, "", None, [])])
+            chunk["id"] = self._id
+            if event.timings is not None:
+                chunk["timings"] = event.timings
+            chunk["prompt_progress"] = prompt_progress(event)
+            yield chunk
+        elif isinstance(event, Finished):
+            chunk = self._result([self._choice(generation, "", finish_reason(generation), [])])
+            chunk["usage"] = usage(generation)
+            chunk["id"] = self._id
+            self._add_verbose(chunk, generation, in_stream=True)
+            chunk["timings"] = generation.timings()
+            yield chunk
+
+    def _choice(
+        self, generation: Generation, text: str, reason: str | None, records: Iterable[ProbabilityRecord]
+    ) -> dict[str, Any]:
+        records = list(records)
+        logprobs = self._logprobs(generation, records) if records else None
+        return {"text": text, "index": generation.index, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, generation: Generation, records: list[ProbabilityRecord]) -> dict[str, Any]:
+        content = probabilities_json(generation, records, self._vocabulary)
+        logprobs: dict[str, Any] = {"content": content}
+        if generation.params.post_sampling_probs:
+            return logprobs
+        offset = self._offsets.get(generation.index, 0)
+        offsets = []
+        for record in content:
+            offsets.append(offset)
+            offset += len(record["token"])
+        self._offsets[generation.index] = offset
+        logprobs["tokens"] = [record["token"] for record in content]
+        logprobs["token_logprobs"] = [record["logprob"] for record in content]
+        logprobs["top_logprobs"] = [
+            {top["token"]: top["logprob"] for top in record["top_logprobs"]} for record in content
+        ]
+        logprobs["text_offset"] = offsets
+        return logprobs
+
+    def _add_verbose(self, result: dict[str, Any], generation: Generation, *, in_stream: bool) -> None:
+        if generation.params.verbose:
+            result["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=in_stream)
+
+    def whole(self, generations: list[Generation]) -> Any:
+        result = self._result(
+            [
+                self._choice(
+                    g, g.content, finish_reason(g), kept_records(g, self._vocabulary) if g.params.n_probs > 0 else []
+                )
+                for g in generations
+            ]
+        )
+        first = generations[0]
+        result["usage"] = usage(first)
+        result["id"] = self._id
+        self._add_verbose(result, first, in_stream=False)
+        result["timings"] = first.timings()
+        return result
+
+
+async def native_completion(http: Request) -> Response:
+    return await _complete(http, NativeFormat(server_state(http)))
+
+
+async def openai_completion(http: Request) -> Response:
+    return await _complete(http, OpenAICompletionFormat(server_state(http)))
+
+
+async def _complete(http: Request, results: NativeFormat | OpenAICompletionFormat) -> Response:
+    body = await read_object(http)
+    loaded = server_state(http).loaded
+    if body.get("prompt") is None:
+        raise InvalidRequest("key 'prompt' not found")
+    params = request_params(body, loaded)
+    n_bytes = len(await http.body())
+    prompts = await in_thread_if_long(
+        n_bytes, read_prompts, body["prompt"], loaded.tokenizer, loaded.vocabulary.n_vocab
+    )
+    return await respond(http, prompts, params, results)

@@ -1,0 +1,77 @@
+"""The application: routes and middleware around one `ServerState`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pyllama.server.api import chat, completions, info, slots, tokens
+from pyllama.server.errors import NotFound
+from pyllama.server.middleware import (
+    ApiKeyMiddleware,
+    BodyLimitMiddleware,
+    CorsMiddleware,
+    ErrorMiddleware,
+    ReadinessMiddleware,
+)
+from pyllama.server.responses import error_response
+from pyllama.server.state import ServerState
+
+# One row per path. Everything else, also another method, is 404.
+ROUTES = (
+    ("GET", "/health", info.health),
+    ("GET", "/v1/health", info.health),
+    ("GET", "/props", info.props),
+    ("POST", "/props", info.change_props),
+    ("GET", "/models", info.models),
+    ("GET", "/v1/models", info.models),
+    ("GET", "/metrics", info.metrics),
+    ("GET", "/slots", slots.slots),
+    ("POST", "/completion", completions.native_completion),
+    ("POST", "/completions", completions.native_completion),
+    ("POST", "/v1/completions", completions.openai_completion),
+    ("POST", "/chat/completions", chat.chat_completion),
+    ("POST", "/v1/chat/completions", chat.chat_completion),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("POST", "/apply-template", chat.apply_template),
+)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return error_response(NotFound())
+
+
+def create_app(state: ServerState) -> Starlette:
+    settings = state.settings
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        state.event_loop = asyncio.get_running_loop()
+        yield
+        if state.is_ready:
+            await asyncio.to_thread(state.loaded.engine_loop.stop, 5.0)
+
+    app = Starlette(
+        routes=[Route(settings.api_prefix + path, handler, methods=[method]) for method, path, handler in ROUTES],
+        middleware=[
+            Middleware(CorsMiddleware, settings=settings),
+            Middleware(ReadinessMiddleware, state=state),
+            Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+            Middleware(BodyLimitMiddleware),
+            Middleware(ErrorMiddleware),
+        ],
+        exception_handlers={HTTPException: _not_found},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.server = state
+    return app

@@ -1,0 +1,101 @@
+"""The model's chat template as the server uses it: fitted messages in, prompt text out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllama.errors import TemplateError
+from pyllama.server.chat_messages import with_text_content
+from pyllama.server.errors import InvalidRequest
+
+RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
+
+# What `/props` calls each capability -> attribute of the template's capabilities.
+CAPABILITIES = {
+    "supports_string_content": "string_content",
+    "supports_typed_content": "typed_content",
+    "supports_tools": "tools",
+    "supports_tool_calls": "tool_calls",
+    "supports_parallel_tool_calls": "parallel_tool_calls",
+    "supports_system_role": "system_role",
+    "supports_preserve_reasoning": "preserve_reasoning",
+    "supports_reasoning_effort": "reasoning_effort",
+    "supports_object_arguments": "object_arguments",
+}
+
+
+class ServerTemplate:
+    """Wraps a `pyllama.chat_template.ChatTemplate`."""
+
+    def __init__(self, template: Any, tokenizer: Any) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self.source: str = template.source
+
+    def capabilities(self) -> dict[str, bool]:
+        found = self._template.capabilities
+        return {name: bool(getattr(found, attribute)) for name, attribute in CAPABILITIES.items()}
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        """The prompt text, without a BOS that tokenising adds. Raises `TemplateError` with the template's own words."""
+        from pyllama.chat_template import without_duplicate_special
+
+        for name in RESERVED_VARIABLES:
+            if name in variables:
+                raise InvalidRequest(f"Field 'chat_template_kwargs': the name '{name}' is reserved")
+        fitted = self._fit(list(messages))
+        text = self._template.render(fitted, add_generation_prompt=add_generation_prompt, **variables)
+        return without_duplicate_special(text, self._tokenizer)
+
+    def _fit(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages in the form that this template can take."""
+        if "<|channel|>" not in self.source:
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        if (
+            any(isinstance(message.get("content"), list) for message in messages)
+            and not self._template.capabilities.typed_content
+        ):
+            messages = with_text_content(messages)
+        if any(message.get("tool_calls") for message in messages):
+            as_object = self._template.capabilities.object_arguments
+            messages = [_with_arguments(message, as_object=as_object) for message in messages]
+        return messages
+
+
+def _with_arguments(message: dict[str, Any], *, as_object: bool) -> dict[str, Any]:
+    """Arguments of tool calls as objects or as JSON texts."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        arguments = function.get("arguments")
+        if as_object and isinstance(arguments, str):
+            try:
+                function["arguments"] = json.loads(arguments) if arguments else {}
+            except ValueError:
+                raise InvalidRequest(
+                    "tool_calls[].function.arguments: must be an object or the JSON text of one"
+                ) from None
+        elif not as_object and not isinstance(arguments, str):
+            function["arguments"] = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+        calls.append({**call, "type": "function", "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def load_template(
+    override: str, metadata: Mapping[str, Any], tokenizer: Any
+) -> tuple[ServerTemplate | None, TemplateError | None]:
+    """The template, or the reason why there is none: a bad template does not keep the server from completing text."""
+    from pyllama.chat_template import template_from_metadata
+
+    try:
+        return ServerTemplate(template_from_metadata(metadata, tokenizer, override or None), tokenizer), None
+    except TemplateError as error:
+        if override:
+            raise  # the user's own choice: a clear failure at the start helps more
+        return None, error

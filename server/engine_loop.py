@@ -1,0 +1,441 @@
+"""The one thread that drives the engine: takes requests in, runs plans of the scheduler, hands events out once per step.
+
+Other threads use `submit`, `cancel` and `stop` only. A request that was cancelled is gone before the next step. Tests call `iterate`
+without a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama.errors import ContextFull, PyllamaError
+from pyllama.server import scheduler
+from pyllama.server.errors import QueueFull, ServerFault, Unavailable
+from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
+from pyllama.server.metrics import Totals
+from pyllama.server.requests import ActiveRequest
+from pyllama.server.scheduler import Chunk, SequenceState, Waiting
+from pyllama.server.slots import Slot, choose_slot, common_prefix
+
+log = logging.getLogger("pyllama.server.slot")
+
+PAGE_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """`n_batch` is raised to hold one row of every slot and one prompt token. `max_queue`: waiting prompts."""
+
+    n_slots: int
+    n_ctx_slot: int
+    n_batch: int = 2048
+    similarity: float = 0.1
+    mixes_prompts: bool = True
+    max_queue: int = 1024
+
+
+class EngineLoop:
+    """Owner of the engine while it runs. `deliver` gets the events of each step, on the engine thread.
+
+    make_work: `pyllama._engine.Work`.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        settings: LoopSettings,
+        *,
+        make_work: Callable[..., Any],
+        deliver: Callable[[list[Event]], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.slots = [Slot(i) for i in range(settings.n_slots)]
+        self.totals = Totals()
+        self._engine = engine
+        self._settings = settings
+        self._n_batch = max(settings.n_batch, settings.n_slots + 1)
+        self._make_work = make_work
+        self._deliver = deliver
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._arrived: deque[ActiveRequest] = deque()
+        self._cancelled: deque[ActiveRequest] = deque()
+        self._is_stopping = False
+        self._waiting: list[list[Generation]] = []
+        self._events: list[Event] = []
+        self._n_arrivals = 0
+        self._n_releases = 0
+        self._has_stepped = True  # since the last time that a sequence gave way
+        self._thread: threading.Thread | None = None
+
+    # ---- other threads
+
+    @property
+    def n_deferred(self) -> int:
+        """Prompts that wait for a slot."""
+        return len(self._waiting) + sum(len(request.groups) for request in tuple(self._arrived))
+
+    @property
+    def n_busy(self) -> int:
+        return sum(slot.generation is not None for slot in self.slots)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: ActiveRequest) -> None:
+        """Queue all groups of a request. Raises `QueueFull`."""
+        with self._condition:
+            if self._is_stopping:
+                raise Unavailable("the server is shutting down")
+            if len(self._waiting) + len(self._arrived) >= self._settings.max_queue:
+                raise QueueFull(f"{self._settings.max_queue} requests are waiting already")
+            self._arrived.append(request)
+            self._condition.notify()
+
+    def cancel(self, request: ActiveRequest) -> None:
+        """Forget a request: queued parts vanish, running parts stop before the next step. No event follows."""
+        request.is_cancelled = True
+        with self._condition:
+            self._cancelled.append(request)
+            self._condition.notify()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Fail what is in flight and end the thread."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    # ---- the engine thread
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not (self._arrived or self._cancelled or self._is_stopping or self._waiting or self.n_busy):
+                    self._condition.wait()
+            if self._is_stopping:
+                self._fail_everything(Unavailable("the server is shutting down"))
+                return
+            try:
+                self.iterate()
+            except Exception as error:  # our own fault: the requests learn of it, the server lives on
+                log.exception("the engine loop failed")
+                self._fail_everything(ServerFault(f"internal error: {error}"))
+
+    def iterate(self) -> None:
+        """One iteration: arrivals and cancellations, admission, one engine step, its results."""
+        self._take_arrivals()
+        self._drop_cancelled()
+        self._admit()
+        self._flush()  # streams begin before the first step, which may be long
+        states = self._states()
+        if any(state.is_blocked for state in states):
+            # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
+            free_tokens = self._engine.free_tokens() if self._has_stepped else 0
+            for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS):
+                self.slots[slot_id].generation.is_blocked = False
+            states = self._states()
+        plan = scheduler.plan_step(states, self._n_batch, mixes_prompts=self._settings.mixes_prompts)
+        if plan:
+            self._step(plan)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
+
+    def _take_arrivals(self) -> None:
+        while self._arrived:
+            with self._condition:
+                request = self._arrived.popleft()
+                groups = request.groups
+                for generation in request.generations:
+                    generation.age = self._n_arrivals
+                    self._n_arrivals += 1
+                self._waiting += [group for group in groups if group[0].n_prompt > 0]
+            for group in groups:
+                if group[0].n_prompt == 0:  # nothing to continue: an empty answer
+                    for generation in group:
+                        generation.is_done = True
+                        self._events += (Started(generation), Finished(generation))
+
+    def _drop_cancelled(self) -> None:
+        while self._cancelled:
+            request = self._cancelled.popleft()
+            self._waiting = [group for group in self._waiting if group[0].request is not request]
+            for slot in self.slots:
+                if slot.generation is not None and slot.generation.request is request:
+                    log.info("slot %2d | request %d | cancelled, n_tokens = %d", slot.id, request.id, len(slot.tokens))
+                    self._release(slot)
+
+    # ---- admission and prefix reuse
+
+    def _admit(self) -> None:
+        if not self._waiting:
+            return
+        idle = {slot.id for slot in self.slots if slot.generation is None}
+        if not idle:
+            return
+        # Each admitted group takes a slot, so groups beyond the number of slots (and those that wait for one busy slot) need no look
+        # only when nothing pins them; a scan of the whole queue is cheap enough and always right.
+        waiting = [Waiting(len(group), self._pinned_slot(group)) for group in self._waiting]
+
+        def choose(index: int, free: Collection[int]) -> int:
+            prompt = self._waiting[index][0].tokens
+            slot, share = choose_slot([self.slots[i] for i in free], prompt, self._settings.similarity)
+            if share is not None:
+                log.info("slot %2d | selected slot by LCP similarity, f_sim_best = %.3f", slot.id, share)
+            else:
+                log.info("slot %2d | selected slot by LRU, t_last = %d", slot.id, slot.last_used)
+            return slot.id
+
+        admitted = scheduler.admit(waiting, idle, choose)
+        for index, slot_ids in admitted:
+            for generation, slot_id in zip(self._waiting[index], slot_ids, strict=True):
+                self._place(generation, self.slots[slot_id])
+        gone = {index for index, _ in admitted}
+        if gone:
+            self._waiting = [group for index, group in enumerate(self._waiting) if index not in gone]
+
+    def _pinned_slot(self, group: list[Generation]) -> int:
+        id_slot = group[0].request.id_slot
+        return id_slot % len(self.slots) if id_slot >= 0 else -1
+
+    def _place(self, generation: Generation, slot: Slot) -> None:
+        slot.generation = slot.last_generation = generation
+        generation.slot_id = slot.id
+        generation.sampler.accept(generation.tokens)
+        if generation.waits_for_parent:
+            self._clear(slot)
+        else:
+            self._reuse_prefix(generation, slot)
+        generation.start(self._clock(), len(slot.tokens))
+        log.info(
+            "slot %2d | task %d | processing task, is_child = %d",
+            slot.id,
+            generation.age,
+            int(generation.parent is not None),
+        )
+        self._events.append(Started(generation))
+        self._report_progress(generation, len(slot.tokens))
+
+    def _reuse_prefix(self, generation: Generation, slot: Slot) -> None:
+        """Keep, or share from another slot, the longest known prefix of the prompt. The last prompt token is always computed."""
+        if not generation.params.cache_prompt:
+            self._clear(slot)
+            return
+        prompt = generation.tokens
+        best, length = slot, common_prefix(slot.tokens, prompt)
+        for other in self.slots:
+            if other is not slot and (n := common_prefix(other.tokens, prompt)) > length:
+                best, length = other, n
+        length = min(length, len(prompt) - 1)
+        if length == 0:
+            self._clear(slot)
+        elif best is slot:
+            self._engine.truncate(slot.id, length)
+            del slot.tokens[length:]
+        else:
+            self._engine.fork(best.id, slot.id, length)
+            slot.tokens = prompt[:length]
+
+    def _clear(self, slot: Slot) -> None:
+        if slot.tokens:
+            self._engine.clear(slot.id)
+            slot.tokens = []
+
+    # ---- one step
+
+    def _states(self) -> list[SequenceState]:
+        states = []
+        for slot in self.slots:
+            generation = slot.generation
+            if generation is not None:
+                n_pending = 0 if generation.waits_for_parent else len(generation.tokens) - len(slot.tokens)
+                is_generating = n_pending == 1 and generation.n_decoded > 0
+                states.append(SequenceState(slot.id, generation.age, n_pending, is_generating, generation.is_blocked))
+        return states
+
+    def _step(self, plan: list[Chunk]) -> None:
+        works = []
+        for chunk in plan:
+            slot = self.slots[chunk.slot]
+            generation, n_past = slot.generation, len(slot.tokens)
+            params = generation.params
+            works.append(
+                self._make_work(
+                    slot.id,
+                    generation.tokens[n_past : n_past + chunk.n_tokens],
+                    generation.sampler if chunk.draws else None,
+                    params.n_probs,
+                    params.post_sampling_probs,
+                )
+            )
+        started = self._clock()
+        try:
+            outputs = self._engine.step(works)
+        except ContextFull:
+            self._make_room(plan)
+            return
+        except PyllamaError as error:
+            self._fail_plan(plan, error)
+            return
+        now = self._clock()
+        self._has_stepped = True
+        self._count_step(plan, now - started)
+
+        drawn = iter(outputs)
+        finished = []
+        for chunk, work in zip(plan, works, strict=True):
+            slot = self.slots[chunk.slot]
+            generation = slot.generation
+            slot.tokens += work.tokens
+            if generation.n_decoded == 0:
+                generation.on_prompt(len(slot.tokens), now)
+                self._report_progress(generation, len(slot.tokens))
+                if chunk.draws:
+                    self._start_children(generation, slot)
+            if chunk.draws:
+                output = next(drawn)
+                event = generation.on_token(output.token, output.logprob, output.top, now)
+                self._events.append(event)
+                if generation.is_done:
+                    finished.append(slot)
+        for slot in finished:
+            self._finish(slot)
+
+    def _count_step(self, plan: list[Chunk], seconds: float) -> None:
+        """Attribute the time of a step to prompts and generation by their rows."""
+        totals = self.totals
+        n_rows = sum(chunk.n_tokens for chunk in plan)
+        n_generation_rows = sum(
+            self.slots[chunk.slot].generation.n_decoded > 0 for chunk in plan if chunk.n_tokens == 1
+        )
+        totals.n_decode += 1
+        totals.n_busy_slots += self.n_busy
+        totals.predicted_seconds += seconds * n_generation_rows / n_rows
+        totals.prompt_seconds += seconds * (n_rows - n_generation_rows) / n_rows
+
+    def _report_progress(self, generation: Generation, n_tokens: int) -> None:
+        params = generation.params
+        if params.return_progress and params.stream:
+            timings = generation.timings() if params.timings_per_token else None
+            time_ms = (generation.t_prompt_end - generation.t_start) * 1e3
+            self._events.append(Progress(generation, n_tokens, time_ms, timings))
+
+    def _start_children(self, parent: Generation, slot: Slot) -> None:
+        """Children get the parent's prompt but for its last token, which each of them runs with its own sampler."""
+        for child in parent.children:
+            target = self.slots[child.slot_id]
+            if child.n_prompt > 1:
+                self._engine.fork(slot.id, target.id, child.n_prompt - 1)
+                target.tokens = child.tokens[: child.n_prompt - 1]
+            child.waits_for_parent = False
+            child.start(self._clock(), len(target.tokens))
+
+    def _finish(self, slot: Slot) -> None:
+        generation = slot.generation
+        generation.tokens_held = len(slot.tokens)
+        totals, timings = self.totals, generation.timings()
+        totals.prompt_tokens += timings["prompt_n"]
+        totals.prompt_tokens_cached += generation.n_cached
+        totals.predicted_tokens += generation.n_decoded
+        totals.predicted_steps += generation.n_decoded - 1
+        totals.n_tokens_max = max(totals.n_tokens_max, len(generation.tokens))
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "slot %2d | task %d | prompt eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second); "
+                "eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second)",
+                slot.id,
+                generation.age,
+                timings["prompt_ms"],
+                timings["prompt_n"],
+                timings["prompt_per_token_ms"],
+                timings["prompt_per_second"],
+                timings["predicted_ms"],
+                timings["predicted_n"],
+                timings["predicted_per_token_ms"],
+                timings["predicted_per_second"],
+            )
+            log.info(
+                "slot %2d | task %d | stop processing: n_tokens = %d, truncated = %d",
+                slot.id,
+                generation.age,
+                len(slot.tokens),
+                generation.truncated,
+            )
+        self._events.append(Finished(generation))
+        self._release(slot)
+
+    def _release(self, slot: Slot) -> None:
+        generation, slot.generation = slot.generation, None
+        generation.is_done = True
+        self._n_releases += 1
+        slot.last_used = self._n_releases
+        if generation.parent is not None:
+            self._clear(slot)
+
+    # ---- when things go wrong
+
+    def _make_room(self, plan: list[Chunk]) -> None:
+        """The pool has no pages for a plan: an idle slot forgets its tokens, else the newest sequence gives way."""
+        held = [slot for slot in self.slots if slot.generation is None and slot.tokens]
+        if held:
+            victim = min(held, key=lambda slot: slot.last_used)
+            log.info("slot %2d | the cache is dropped to make room, n_tokens = %d", victim.id, len(victim.tokens))
+            self._clear(victim)
+            return
+        planned = {chunk.slot for chunk in plan}
+        candidates = [
+            state
+            for state in self._states()
+            if not state.is_blocked and (state.slot in planned or self.slots[state.slot].tokens)
+        ]
+        state = scheduler.gives_way(candidates)
+        if state is None:
+            for chunk in plan:
+                self._fail(self.slots[chunk.slot], ServerFault("Context size has been exceeded."))
+            return
+        victim = self.slots[state.slot]
+        log.warning(
+            "slot %2d | the KV pool is full: the newest request waits, n_tokens = %d", victim.id, len(victim.tokens)
+        )
+        self._clear(victim)
+        victim.generation.on_preempted()
+        self._has_stepped = False
+
+    def _fail_plan(self, plan: list[Chunk], error: PyllamaError) -> None:
+        """A step failed as a whole: what it ran is in an unknown state and ends."""
+        log.error("engine step failed: %s: %s", type(error).__name__, error)
+        for chunk in plan:
+            self._fail(self.slots[chunk.slot], error)
+
+    def _fail(self, slot: Slot, error: Exception) -> None:
+        generation = slot.generation
+        self._engine.clear(slot.id)
+        slot.tokens = []
+        self._events.append(Failed(generation, error))
+        for child in generation.children:
+            if child.waits_for_parent and not child.is_done:
+                self._events.append(Failed(child, error))
+                self._release(self.slots[child.slot_id])
+        self._release(slot)
+
+    def _fail_everything(self, error: Exception) -> None:
+        self._take_arrivals()
+        for group in self._waiting:
+            self._events += [Failed(generation, error) for generation in group]
+        self._waiting = []
+        for slot in self.slots:
+            if slot.generation is not None:
+                self._fail(slot, error)
+        self._flush()

@@ -1,0 +1,194 @@
+"""Everything that exists once a model is loaded: engine, vocabulary, chat template, defaults. And the loading itself."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyllama.server.engine_loop import PAGE_TOKENS, EngineLoop
+from pyllama.server.errors import InvalidRequest
+from pyllama.server.generation_params import GenerationParams
+from pyllama.server.request_fields import SAMPLER_NAMES
+from pyllama.server.sampling_params import SamplingParams, with_end_tokens_banned
+from pyllama.server.settings import ServerSettings
+from pyllama.server.vocabulary import Vocabulary
+
+log = logging.getLogger("pyllama.server.srv")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`facts`: what `/models` and `/props` say about the file (keys: see `model_facts`). `n_ctx`: the pool of all slots, in tokens.
+
+    sampler_factory: `pyllama._engine.Sampler`. chat_template: None when the file has none that can be used; `template_error` says why.
+    """
+
+    facts: Mapping[str, Any]
+    vocabulary: Vocabulary
+    engine_loop: EngineLoop
+    sampler_factory: Callable[..., Any]
+    defaults: GenerationParams
+    n_ctx: int
+    n_ctx_slot: int
+    chat_template: Any = None
+    template_error: Exception | None = None
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.vocabulary.tokenizer
+
+    @property
+    def n_slots(self) -> int:
+        return len(self.engine_loop.slots)
+
+    def ban_end_tokens(self, params: SamplingParams) -> SamplingParams:
+        return with_end_tokens_banned(params, sorted(self.vocabulary.eog_ids))
+
+    def render_chat(
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+    ) -> str:
+        """Prompt text of a conversation. Raises `TemplateError`; `InvalidRequest` when the model has no usable template."""
+        if self.chat_template is None:
+            raise InvalidRequest(f"this model has no usable chat template: {self.template_error}")
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+
+    def with_suppressed_tokens(self, params: SamplingParams) -> SamplingParams:
+        """What the sampler gets: tokens that the model's file forbids are banned as well."""
+        banned = tuple((token, -math.inf) for token in sorted(self.tokenizer.suppress_ids))
+        return replace(params, logit_bias=params.logit_bias + banned) if banned else params
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def context_sizes(settings: ServerSettings, n_ctx_train: int) -> tuple[int, int]:
+    """(tokens of the pool, tokens of a slot). Whole pages; a slot never passes the training length."""
+    total = round_up(settings.n_ctx or n_ctx_train, PAGE_TOKENS)
+    if settings.kv_unified:
+        per_slot = total
+    else:
+        per_slot = round_up(-(-total // settings.n_slots), PAGE_TOKENS)
+        total = per_slot * settings.n_slots
+    if n_ctx_train and per_slot > n_ctx_train:
+        log.warning(
+            "the slot context (%d) exceeds the training context of the model (%d) - capping", per_slot, n_ctx_train
+        )
+        per_slot = n_ctx_train
+    return total, per_slot
+
+
+# `general.sampling.*` key -> field; used where the user did not give the option.
+SAMPLING_KEYS = {
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "temp": "temperature",
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+}
+
+
+def defaults_from_metadata(settings: ServerSettings, metadata: Mapping[str, Any]) -> GenerationParams:
+    """Server-wide defaults, with the model's own sampling values where the user gave none."""
+    changes: dict[str, Any] = {}
+    for key, name in SAMPLING_KEYS.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in settings.given:
+            changes[name] = type(getattr(SamplingParams(), name))(value)
+    sequence = metadata.get("general.sampling.sequence")
+    if isinstance(sequence, str) and "samplers" not in settings.given:
+        changes["samplers"] = tuple(SAMPLER_NAMES[n.lower()] for n in sequence.split(";") if n.lower() in SAMPLER_NAMES)
+    if metadata.get("general.sampling.mirostat"):
+        log.warning("the model asks for mirostat sampling, which is not supported yet: its default chain is used")
+    if changes:
+        log.info("sampling defaults from the model: %s", changes)
+    return replace(settings.defaults, sampling=replace(settings.defaults.sampling, **changes))
+
+
+def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
+    """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
+    from pyllama._engine import Engine, Model, Sampler, Work
+    from pyllama.server.chat_templates import load_template
+    from pyllama.server.engine_loop import LoopSettings
+    from pyllama.tokenizer import Tokenizer
+
+    log.info("loading model '%s'", settings.model)
+    if not Path(settings.model).is_file():
+        raise FileNotFoundError(f"no such file: {settings.model}")
+    model = Model(
+        settings.model,
+        n_threads=settings.n_threads_batch or settings.n_threads,
+        check_tensors=settings.check_tensors,
+        kv_overrides=settings.kv_overrides or None,
+    )
+    metadata = model.metadata
+    n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
+    engine = Engine(
+        model,
+        n_ctx=n_ctx,
+        n_seq_max=settings.n_slots,
+        n_batch=max(settings.n_batch, settings.n_slots + 1),
+        n_ubatch=min(settings.n_ubatch, settings.n_batch),
+        n_threads=settings.n_threads,
+        n_threads_batch=settings.n_threads_batch,
+        type_k=settings.type_k,
+        type_v=settings.type_v,
+        **settings.rope,
+    )
+    tokenizer = Tokenizer.from_metadata(metadata)
+    vocabulary = Vocabulary(tokenizer, model.n_vocab, shows_special=settings.shows_special)
+    template, template_error = load_template(settings.chat_template, metadata, tokenizer)
+    if template_error is not None:
+        log.warning("chat requests will be refused: %s", template_error)
+    log.info(
+        "initializing, n_slots = %d, n_ctx_slot = %d, kv_unified = '%s'",
+        settings.n_slots,
+        n_ctx_slot,
+        settings.kv_unified,
+    )
+    engine_loop = EngineLoop(
+        engine,
+        LoopSettings(
+            n_slots=settings.n_slots,
+            n_ctx_slot=n_ctx_slot,
+            n_batch=settings.n_batch,
+            similarity=settings.slot_prompt_similarity,
+            mixes_prompts=settings.cont_batching,
+        ),
+        make_work=Work,
+        deliver=deliver,
+    )
+    engine_loop.start()
+    return LoadedModel(
+        facts=model_facts(model, metadata),
+        vocabulary=vocabulary,
+        engine_loop=engine_loop,
+        sampler_factory=Sampler,
+        defaults=defaults_from_metadata(settings, metadata),
+        n_ctx=n_ctx,
+        n_ctx_slot=n_ctx_slot,
+        chat_template=template,
+        template_error=template_error,
+    )
+
+
+VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
+
+
+def model_facts(model: Any, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "vocab_type": VOCAB_TYPES.get(metadata.get("tokenizer.ggml.model", ""), 0),
+        "n_vocab": model.n_vocab,
+        "n_ctx_train": model.n_ctx_train,
+        "n_embd": model.n_embd,
+        "n_params": model.n_params,
+        "size": model.size_bytes,
+        "ftype": model.ftype_label,
+    }

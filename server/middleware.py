@@ -1,0 +1,167 @@
+"""The HTTP layer around the routes, outermost first: headers and CORS, OPTIONS, readiness, API key, body limit, errors.
+
+Plain ASGI callables; each is one check of the order that llama-server documents.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from urllib.parse import urlsplit
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyllama.errors import PyllamaError
+from pyllama.server.errors import RequestError, TooLarge, Unauthorized, Unavailable
+from pyllama.server.responses import error_response
+from pyllama.server.settings import ServerSettings
+from pyllama.server.state import ServerState
+
+log = logging.getLogger("pyllama.server.srv")
+
+MAX_BODY_BYTES = 100 * 1024 * 1024
+PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    """First value of a request header, or empty. `name` in lower case."""
+    return next((value for key, value in scope["headers"] if key == name), b"")
+
+
+class CorsMiddleware:
+    """Response headers that every answer carries, and the answer to OPTIONS.
+
+    Without an API key any web page could use a local server, so the default `*` is then answered literally and without credentials:
+    browsers keep cookies and the page apart. With a key the origin is echoed and credentials are allowed, as llama-server does.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
+        self._app = app
+        self._origins = settings.cors_origins
+        self._is_any = settings.cors_origins == "*"
+        self._credentials = settings.cors_credentials and (not self._is_any or bool(settings.api_keys))
+        self._methods = settings.cors_methods.encode("latin-1", "replace")
+        self._headers = settings.cors_headers.encode("latin-1", "replace")
+
+    def _allowed_origin(self, origin: bytes) -> bytes | None:
+        if self._is_any:
+            return origin if self._credentials else b"*"
+        if self._origins == "localhost":
+            try:
+                host = urlsplit(origin.decode("latin-1")).hostname
+            except ValueError:
+                return None
+            return origin if host in LOCAL_HOSTS else None
+        return self._origins.encode("latin-1", "replace")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        extra = [(b"server", b"llama.cpp")]
+        allowed = self._allowed_origin(header(scope, b"origin"))
+        if allowed is not None:
+            extra.append((b"access-control-allow-origin", allowed))
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                last = (b"connection", b"close") if message["status"] >= 400 else (b"keep-alive", b"timeout=5, max=100")
+                message["headers"] = [*message.get("headers", ()), *extra, last]
+            await send(message)
+
+        if scope["method"] == "OPTIONS":
+            extra.append((b"access-control-allow-credentials", b"true" if self._credentials else b"false"))
+            extra.append((b"access-control-allow-methods", self._methods))
+            extra.append((b"access-control-allow-headers", self._headers))
+            await Response(b"", media_type="text/html")(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+
+class ReadinessMiddleware:
+    """503 for every path until the model is loaded."""
+
+    def __init__(self, app: ASGIApp, *, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._state.is_ready:
+            await error_response(Unavailable("Loading model"))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class ApiKeyMiddleware:
+    """401 unless one of the keys is given. Only the two health paths are public; with a prefix not even these."""
+
+    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    def _accepts(self, scope: Scope) -> bool:
+        given = header(scope, b"authorization") or header(scope, b"x-api-key")
+        given = given.removeprefix(b"Bearer ")
+        # Every key is compared, each in constant time, so that the time tells nothing about them.
+        return any([hmac.compare_digest(given, key) for key in self._keys])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._keys and scope["path"] not in PUBLIC_PATHS and not self._accepts(scope):
+            await error_response(Unauthorized())(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+class BodyLimitMiddleware:
+    """413 for bodies beyond the limit, declared or not."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        error = TooLarge(f"the request body is larger than {self._max_bytes} bytes")
+        declared = header(scope, b"content-length")
+        if declared.isdigit() and int(declared[:20]) > self._max_bytes:
+            await error_response(error)(scope, receive, send)
+            return
+        n_bytes = 0
+
+        async def receive_counted() -> Message:
+            nonlocal n_bytes
+            message = await receive()
+            n_bytes += len(message.get("body", b""))
+            if n_bytes > self._max_bytes:
+                raise error
+            return message
+
+        await self._app(scope, receive_counted, send)
+
+
+class ErrorMiddleware:
+    """Turns exceptions of handlers into error bodies. A fault of our own is logged with its traceback; the server lives on."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_watched)
+        except Exception as error:
+            if not isinstance(error, (RequestError, PyllamaError)):
+                log.exception("%s %s failed", scope.get("method"), scope.get("path"))
+            if started or scope["type"] != "http":
+                raise
+            await error_response(error)(scope, receive, send)

@@ -1,0 +1,345 @@
+"""The one table of request fields (name, aliases, type, limits, default) and the reader that applies it to a JSON body.
+
+Rules: null is absent; unknown fields are ignored; of a field and its aliases the first present wins; hard limits refuse, soft limits
+clamp; booleans given for numbers are 0 or 1; fractions given for integers are cut. A field of a feature that does not exist here is
+refused unless its value is neutral, so that nothing is ignored silently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
+from pyllama.server.generation_params import GenerationParams
+from pyllama.server.json_codec import type_name
+from pyllama.server.sampling_params import SamplingParams
+
+INT_MAX = 2**31 - 1
+INT_MIN = -(2**31)
+FLOAT_MAX = 3.4028234663852886e38
+REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestField:
+    """One row. `kind`: bool, int, uint32, float, strings (a list), or text_or_list. Limits are hard unless `soft`."""
+
+    name: str
+    kind: str
+    help: str
+    aliases: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    soft: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+
+_F = RequestField
+
+REQUEST_FIELDS: tuple[RequestField, ...] = (
+    _F("stream", "bool", "answer with server-sent events"),
+    _F("verbose", "bool", "add `__verbose`, the native result, to OpenAI-style answers"),
+    _F("timings_per_token", "bool", "`timings` in every partial result"),
+    _F("return_tokens", "bool", "token ids in `tokens` (native, not streamed)"),
+    _F("return_progress", "bool", "prompt progress events (streamed)"),
+    _F(
+        "sse_ping_interval",
+        "int",
+        "seconds of silence before a comment line is sent; <= 0: never",
+        low=-1,
+        high=INT_MAX,
+    ),
+    _F("cache_prompt", "bool", "reuse the common prefix of what a slot holds"),
+    _F(
+        "n_predict",
+        "int",
+        "token budget; -1: the server's",
+        aliases=("max_completion_tokens", "max_tokens"),
+        low=-1,
+        high=INT_MAX,
+    ),
+    _F("n_keep", "int", "tokens kept at a context shift", low=-1, high=INT_MAX),
+    _F("n_discard", "int", "tokens dropped per context shift", low=0, high=INT_MAX),
+    _F("n_indent", "int", "stop at a line indented by fewer blanks", low=0, high=INT_MAX),
+    _F("n_cmpl", "int", "completions per prompt, at most the number of slots", aliases=("n",), low=1),
+    _F("n_cache_reuse", "int", "chunk size of shifted cache reuse (only 0 yet)", low=0, high=INT_MAX),
+    _F("t_max_predict_ms", "int", "time limit that acts at a line break", low=-1, high=INT_MAX),
+    _F("response_fields", "strings", "paths to keep of the native final result; empty: all"),
+    _F("id_slot", "int", "slot to use, modulo the number of slots; -1: any"),
+    _F("n_probs", "int", "log-probabilities of the N most likely tokens", aliases=("logprobs",)),
+    _F("post_sampling_probs", "bool", "probabilities after the sampler chain instead"),
+    _F("backend_sampling", "bool", "has no effect: sampling runs on the CPU, with the same results"),
+    _F("stop", "text_or_list", "texts that end the generation; empty: the server's"),
+    # sampling
+    _F("seed", "uint32", "4294967295 or -1: random"),
+    _F("temperature", "float", "0: greedy", low=0, soft=True),
+    _F("dynatemp_range", "float", "only 0 yet"),
+    _F("dynatemp_exponent", "float", "used with dynatemp_range"),
+    _F("top_k", "int", "0: off", low=0, high=INT_MAX, soft=True),
+    _F("top_p", "float", "1: off", low=0, high=1, soft=True),
+    _F("min_p", "float", "0: off", low=0, high=1, soft=True),
+    _F("top_n_sigma", "float", "only off (<= 0) yet"),
+    _F("xtc_probability", "float", "only 0 yet", low=0, high=1, soft=True),
+    _F("xtc_threshold", "float", "used with xtc_probability", low=0, high=1, soft=True),
+    _F("typical_p", "float", "only off (>= 1) yet"),
+    _F("repeat_last_n", "int", "window of the penalties; 0: off", low=0, high=INT_MAX),
+    _F("repeat_penalty", "float", "finite and > 0; 1: off"),
+    _F("presence_penalty", "float", "0: off"),
+    _F("frequency_penalty", "float", "0: off"),
+    _F("dry_multiplier", "float", "only 0 yet"),
+    _F("dry_base", "float", "used with dry_multiplier; < 1: the server's"),
+    _F("dry_allowed_length", "int", "used with dry_multiplier", low=0, high=INT_MAX),
+    _F("dry_penalty_last_n", "int", "used with dry_multiplier", low=0, high=INT_MAX),
+    _F("dry_sequence_breakers", "strings", "used with dry_multiplier; not empty"),
+    _F("mirostat", "int", "only 0 yet", low=0, high=2, soft=True),
+    _F("mirostat_tau", "float", "used with mirostat"),
+    _F("mirostat_eta", "float", "used with mirostat"),
+    _F("adaptive_target", "float", "used with the sampler adaptive_p", high=1, soft=True),
+    _F("adaptive_decay", "float", "used with the sampler adaptive_p", low=0, high=0.99),
+    _F("min_keep", "int", "candidates that truncating samplers leave at least", low=0, high=INT_MAX),
+    _F("ignore_eos", "bool", "ban the end-of-generation tokens"),
+)
+
+_SAMPLING_NAMES = frozenset(f.name for f in fields(SamplingParams))
+
+SAMPLER_NAMES: dict[str, str] = {
+    alias: name
+    for name, aliases in {
+        "penalties": ("penalties", "e"),
+        "dry": ("dry", "d"),
+        "top_n_sigma": ("top_n_sigma", "top-n-sigma", "topnsigma", "s"),
+        "top_k": ("top_k", "top-k", "topk", "k"),
+        "typ_p": ("typ_p", "typ-p", "typp", "typ", "y"),
+        "top_p": ("top_p", "top-p", "topp", "nucleus", "p"),
+        "min_p": ("min_p", "min-p", "minp", "m"),
+        "xtc": ("xtc", "x"),
+        "temperature": ("temperature", "temp", "t"),
+        "infill": ("infill", "i"),
+        "adaptive_p": ("adaptive_p", "adaptive-p", "adaptivep", "a"),
+    }.items()
+    for alias in aliases
+}
+
+# Features that do not exist yet: the request is refused when the predicate says that the parameter would act.
+ACTIVE_SAMPLING: tuple[tuple[str, Callable[[SamplingParams], bool]], ...] = (
+    ("mirostat", lambda s: s.mirostat != 0),
+    (
+        "dry_multiplier",
+        lambda s: "dry" in s.samplers and s.dry_multiplier != 0 and s.dry_base >= 1 and s.dry_penalty_last_n > 0,
+    ),
+    ("xtc_probability", lambda s: "xtc" in s.samplers and s.xtc_probability > 0 and s.xtc_threshold <= 0.5),
+    ("typical_p", lambda s: "typ_p" in s.samplers and s.typical_p < 1),
+    ("top_n_sigma", lambda s: "top_n_sigma" in s.samplers and s.top_n_sigma > 0),
+    ("dynatemp_range", lambda s: "temperature" in s.samplers and s.dynatemp_range > 0),
+    ("samplers", lambda s: not {"infill", "adaptive_p"}.isdisjoint(s.samplers)),
+)
+
+# Fields without a row above. Value: is it neutral?
+UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "grammar": lambda v: v == "",
+    "json_schema": lambda v: False,
+    "grammar_lazy": lambda v: v is False,
+    "grammar_triggers": lambda v: v == [],
+    "preserved_tokens": lambda v: v == [],
+    "lora": lambda v: v == [],
+    "chat_format": lambda v: v in (0, "Content-only") and v is not False,
+    "chat_parser": lambda v: v == "",
+    "generation_prompt": lambda v: v == "",
+    "parse_tool_calls": lambda v: v is False,
+    "reasoning_budget_tokens": lambda v: v == -1,
+    "thinking_budget_tokens": lambda v: v == -1,
+    "reasoning_control": lambda v: v is False,
+    "reasoning_budget_message": lambda v: v == "",
+    "reasoning_budget_start_tag": lambda v: v == "",
+    "reasoning_budget_end_tag": lambda v: v == "",
+    "reasoning_budget_end_tags": lambda v: v == [],
+}
+
+# JSON types that the unsupported fields have where they are supported: another type is the client's mistake (400), not a missing feature.
+_UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
+    "grammar": ("string",),
+    "grammar_lazy": ("boolean",),
+    "grammar_triggers": ("array",),
+    "preserved_tokens": ("array",),
+    "lora": ("array",),
+    "chat_format": ("number", "string"),
+    "chat_parser": ("string",),
+    "generation_prompt": ("string",),
+    "parse_tool_calls": ("boolean",),
+    "reasoning_budget_tokens": ("number",),
+    "thinking_budget_tokens": ("number",),
+    "reasoning_control": ("boolean",),
+    "reasoning_budget_message": ("string",),
+    "reasoning_budget_start_tag": ("string",),
+    "reasoning_budget_end_tag": ("string",),
+    "reasoning_budget_end_tags": ("array",),
+}
+
+
+def wrong_type(name: str, expected: str, value: object) -> InvalidRequest:
+    return InvalidRequest(f"Field '{name}': type must be {expected}, but is {type_name(value)}")
+
+
+def out_of_range(name: str, low: float, high: float, value: object) -> InvalidRequest:
+    shown = str(value)
+    if len(shown) > 40:
+        shown = f"{shown[:37]}..."
+    return InvalidRequest(f"Field '{name}': Value must be between {low:g} <= value <= {high:g}, but got {shown}")
+
+
+def read_value(field: RequestField, name: str, value: Any) -> Any:
+    """Check and convert one present value. `name`: the spelling the client used."""
+    kind = field.kind
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise wrong_type(name, "boolean", value)
+        return value
+    if kind in ("int", "uint32", "float"):
+        if not isinstance(value, (bool, int, float)):
+            raise wrong_type(name, "number", value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"Field '{name}': must be a finite number, but is too large")
+        return _read_number(field, name, value)
+    if kind == "text_or_list" and isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise wrong_type(name, "string or array" if kind == "text_or_list" else "array", value)
+    for item in value:
+        if not isinstance(item, str):
+            raise InvalidRequest(f"Field '{name}': elements must be strings, but found {type_name(item)}")
+    return tuple(value)
+
+
+def _read_number(field: RequestField, name: str, value: bool | int | float) -> int | float:
+    if field.kind == "float":
+        # Beyond single precision a number is beyond every limit; an integer may even be beyond double precision.
+        low = -FLOAT_MAX if field.low is None else field.low
+        high = FLOAT_MAX if field.high is None else field.high
+        number: int | float = float(max(-(10**300), min(10**300, value)))
+    else:
+        if field.kind == "uint32":
+            return int(value) % (1 << 32)
+        low = INT_MIN if field.low is None else int(field.low)
+        high = INT_MAX if field.high is None else int(field.high)
+        number = int(value)
+    if low <= number <= high:
+        return number
+    if not field.soft:
+        raise out_of_range(name, low, high, value)
+    return min(max(number, low), high)
+
+
+def present(body: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, Any] | None:
+    """The first of `names` that is in the body and not null."""
+    for name in names:
+        value = body.get(name)
+        if value is not None:
+            return name, value
+    return None
+
+
+def read_params(
+    body: Mapping[str, Any],
+    defaults: GenerationParams,
+    *,
+    n_slots: int,
+    logit_bias: Callable[[Any], tuple[tuple[int, float], ...]],
+    ban_end_tokens: Callable[[SamplingParams], SamplingParams],
+) -> GenerationParams:
+    """Body and server-wide defaults -> the request's parameters.
+
+    logit_bias: turns the body's field into (token, bias) pairs. ban_end_tokens: applied when `ignore_eos` is on.
+    Raises `InvalidRequest` (400) or `NotSupported` (501), naming the field.
+    """
+    general: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    for field in REQUEST_FIELDS:
+        found = present(body, field.names)
+        if found is not None:
+            (sampling if field.name in _SAMPLING_NAMES else general)[field.name] = read_value(field, *found)
+
+    if general.get("n_cmpl", 1) > n_slots:
+        raise out_of_range("n_cmpl", 1, n_slots, general["n_cmpl"])
+    if not general.get("stop", ("",)):
+        del general["stop"]  # an empty list falls back to the server's
+    general["n_probs"] = max(0, general.get("n_probs", defaults.n_probs))
+    options = body.get("stream_options")
+    if options is not None:
+        if not isinstance(options, dict):
+            raise wrong_type("stream_options", "object", options)
+        usage = options.get("include_usage")
+        if usage is not None:
+            if not isinstance(usage, bool):
+                raise wrong_type("include_usage", "boolean", usage)
+            general["include_usage"] = usage
+    reasoning = body.get("reasoning_format")
+    if reasoning is not None:
+        general["reasoning_format"] = _read_reasoning_format(reasoning)
+
+    if "dry_sequence_breakers" in sampling and not sampling["dry_sequence_breakers"]:
+        raise InvalidRequest("Error: dry_sequence_breakers must be a non-empty array of strings")
+    if sampling.get("dry_base", 1.0) < 1.0:
+        del sampling["dry_base"]
+    if body.get("samplers") is not None:
+        sampling["samplers"] = read_samplers(body["samplers"])
+    if body.get("logit_bias") is not None:
+        sampling["logit_bias"] = logit_bias(body["logit_bias"])
+
+    params = replace(defaults, sampling=replace(defaults.sampling, **sampling), **general)
+    if params.sampling.ignore_eos:
+        params = replace(params, sampling=ban_end_tokens(params.sampling))
+    _refuse_unsupported(body, params)
+    return params
+
+
+def _read_reasoning_format(value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong_type("reasoning_format", "string", value)
+    if value not in REASONING_FORMATS:
+        raise ServerFault(f"Unknown reasoning format: {value}")
+    if value not in ("none", "auto"):
+        raise NotSupported(
+            f"Field 'reasoning_format': '{value}' is not supported yet; 'none' leaves thoughts in the content"
+        )
+    return value
+
+
+def read_samplers(value: Any) -> tuple[str, ...]:
+    """`samplers`: a list of names, or a string of letters. Unknown entries are skipped."""
+    if isinstance(value, str):
+        names = list(value)
+    elif isinstance(value, list):
+        for item in value:
+            if not isinstance(item, str):
+                raise InvalidRequest(f"Field 'samplers': elements must be strings, but found {type_name(item)}")
+        names = [name for name in value if len(name) > 1]
+    else:
+        raise wrong_type("samplers", "array or string", value)
+    return tuple(SAMPLER_NAMES[name.lower()] for name in names if name.lower() in SAMPLER_NAMES)
+
+
+def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> None:
+    if body.get("grammar_lazy") is True and not body.get("grammar_triggers"):
+        raise InvalidRequest("Error: no triggers set for lazy grammar!")
+    for name, is_neutral in UNSUPPORTED_FIELDS.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        expected = _UNSUPPORTED_TYPES.get(name)
+        if expected is not None and type_name(value) not in expected:
+            raise wrong_type(name, " or ".join(expected), value)
+        if name == "reasoning_budget_tokens" and isinstance(value, (int, float)) and value < -1:
+            raise out_of_range(name, -1, INT_MAX, value)
+        if not is_neutral(value):
+            raise NotSupported(f"Field '{name}': this feature is not supported yet")
+    for name, is_active in ACTIVE_SAMPLING:
+        if is_active(params.sampling):
+            raise NotSupported(f"Field '{name}': this sampler is not supported yet; leave it at its neutral value")
+    if params.n_cache_reuse > 0:
+        raise NotSupported("Field 'n_cache_reuse': reuse by position shift is not supported yet; only 0 is")

@@ -1,0 +1,95 @@
+"""The sampling parameters of one request, as a value, and the sampler made from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyllama.errors import InvalidArgument
+from pyllama.server.errors import InvalidRequest
+
+RANDOM_SEED = 0xFFFFFFFF
+
+# Chain members that the engine's sampler knows. The other names of llama-server are accepted in `samplers` because their parameters
+# are neutral here (request_fields.py refuses active ones), so leaving them out of the chain changes nothing.
+ENGINE_SAMPLERS = frozenset({"penalties", "top_k", "top_p", "min_p", "temperature"})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Values after defaults, limits and clamping. Field meanings: docs/server.md."""
+
+    seed: int = RANDOM_SEED
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    typical_p: float = 1.0
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    samplers: tuple[str, ...] = (
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typ_p",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+    )
+
+    def for_choice(self, choice: int) -> SamplingParams:
+        """The parameters of the `choice`-th completion of one prompt: with a given seed each choice has its own."""
+        if choice == 0 or self.seed == RANDOM_SEED:
+            return self
+        return replace(self, seed=(self.seed + choice) % (1 << 32))
+
+
+def with_end_tokens_banned(params: SamplingParams, eog_ids: Sequence[int]) -> SamplingParams:
+    """`ignore_eos`: the end-of-generation tokens are banned after the user's biases."""
+    return replace(params, logit_bias=params.logit_bias + tuple((token, -math.inf) for token in eog_ids))
+
+
+def make_sampler(params: SamplingParams, n_vocab: int, factory: Callable[..., Any]) -> Any:
+    """A sampler with its own generator and history. `factory`: `pyllama._engine.Sampler`. Raises `InvalidRequest`."""
+    try:
+        return factory(
+            n_vocab,
+            seed=params.seed,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            min_keep=params.min_keep,
+            repeat_last_n=params.repeat_last_n,
+            repeat_penalty=params.repeat_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=params.logit_bias,
+            samplers=tuple(name for name in params.samplers if name in ENGINE_SAMPLERS),
+        )
+    except InvalidArgument as error:
+        raise InvalidRequest(f"Failed to initialize samplers: {error}") from error

@@ -1,0 +1,177 @@
+"""The server's settings as a value, read from the parsed options in one place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyllama.server.generation_params import GenerationParams
+from pyllama.server.sampling_params import SamplingParams
+
+
+class SettingsError(ValueError):
+    """An option has a value that the server cannot use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """`defaults` are the values that requests start from. `given`: option names that the user set."""
+
+    model: str
+    aliases: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 8080
+    reuse_port: bool = False
+    api_keys: tuple[str, ...] = ()
+    api_prefix: str = ""
+    cors_origins: str = "*"
+    cors_methods: str = "GET, POST, DELETE, OPTIONS"
+    cors_headers: str = "*"
+    cors_credentials: bool = True
+    timeout: int = 3600
+    has_metrics: bool = False
+    has_props: bool = False
+    has_slots: bool = True
+    n_ctx: int = 0
+    n_slots: int = 4
+    kv_unified: bool = True
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    type_k: str = "f16"
+    type_v: str = "f16"
+    check_tensors: bool = False
+    kv_overrides: Mapping[str, Any] = field(default_factory=dict)
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    cont_batching: bool = True
+    slot_prompt_similarity: float = 0.1
+    n_predict: int = -1
+    shows_special: bool = False
+    chat_template: str = ""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    prefill_assistant: bool = True
+    ignore_eos: bool = False
+    verbosity: int = 3
+    defaults: GenerationParams = field(default_factory=GenerationParams)
+    given: frozenset[str] = frozenset()
+
+    @property
+    def model_name(self) -> str:
+        """What responses call the model: the alphabetically first alias, else the path as given."""
+        return min(self.aliases) if self.aliases else self.model
+
+
+ROPE_OPTIONS = {
+    "rope_scaling_type": "rope_scaling",
+    "rope_freq_base": "rope_freq_base",
+    "rope_freq_scale": "rope_freq_scale",
+    "yarn_orig_ctx": "yarn_orig_ctx",
+    "yarn_ext_factor": "yarn_ext_factor",
+    "yarn_attn_factor": "yarn_attn_factor",
+    "yarn_beta_fast": "yarn_beta_fast",
+    "yarn_beta_slow": "yarn_beta_slow",
+}
+
+# SamplingParams field -> option.
+SAMPLING_OPTIONS = {
+    "seed": "seed",
+    "temperature": "temperature",
+    "dynatemp_range": "dynatemp_range",
+    "dynatemp_exponent": "dynatemp_exp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "top_n_sigma": "top_n_sigma",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "typical_p": "typical_p",
+    "repeat_last_n": "repeat_last_n",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_penalty_last_n",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_ent",
+    "mirostat_eta": "mirostat_lr",
+    "adaptive_target": "adaptive_target",
+    "adaptive_decay": "adaptive_decay",
+    "ignore_eos": "ignore_eos",
+}
+
+
+def settings_from_options(options: Any) -> ServerSettings:
+    """`options`: the parsed options of `llama-server`. Raises `SettingsError`."""
+    if not options.model:
+        raise SettingsError("no model was given: use -m FILE (serving without a model is not supported yet)")
+    n_slots = options.parallel if options.parallel > 0 else 4
+    given = frozenset(dest for dest in options.values if options.given(dest))
+    sampling = SamplingParams(
+        **{name: getattr(options, dest) for name, dest in SAMPLING_OPTIONS.items()},
+        dry_sequence_breakers=tuple(options.dry_sequence_breaker),
+        samplers=tuple(options.samplers),
+        logit_bias=tuple((int(token), float(bias)) for token, bias in options.logit_bias),
+    )
+    return ServerSettings(
+        model=options.model,
+        aliases=tuple(options.alias),
+        hosts=tuple(options.host),
+        port=options.port,
+        reuse_port=options.reuse_port,
+        api_keys=tuple(options.api_key),
+        api_prefix=options.api_prefix.rstrip("/"),
+        cors_origins=options.cors_origins,
+        cors_methods=options.cors_methods,
+        cors_headers=options.cors_headers,
+        cors_credentials=options.cors_credentials,
+        timeout=options.timeout,
+        has_metrics=options.metrics,
+        has_props=options.props,
+        has_slots=options.slots,
+        n_ctx=options.ctx_size,
+        n_slots=n_slots,
+        kv_unified=options.kv_unified or options.parallel <= 0,
+        n_batch=options.batch_size,
+        n_ubatch=options.ubatch_size,
+        n_threads=max(0, options.threads),
+        n_threads_batch=max(0, options.threads_batch or 0),
+        type_k=options.cache_type_k,
+        type_v=options.cache_type_v,
+        check_tensors=options.check_tensors,
+        kv_overrides=dict(options.override_kv),
+        rope={name: getattr(options, dest) for name, dest in ROPE_OPTIONS.items()},
+        cont_batching=options.cont_batching,
+        slot_prompt_similarity=options.slot_prompt_similarity,
+        n_predict=options.n_predict,
+        shows_special=options.special,
+        chat_template=options.chat_template,
+        chat_template_kwargs=_template_kwargs(options.chat_template_kwargs),
+        prefill_assistant=options.prefill_assistant,
+        ignore_eos=options.ignore_eos,
+        verbosity=options.verbosity,
+        defaults=GenerationParams(
+            sampling=sampling,
+            n_predict=options.n_predict,
+            cache_prompt=options.cache_prompt,
+            stop=tuple(options.reverse_prompt),
+            sse_ping_interval=options.sse_ping_interval,
+        ),
+        given=given,
+    )
+
+
+def _template_kwargs(text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"--chat-template-kwargs: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise SettingsError("--chat-template-kwargs: must be a JSON object")
+    return value

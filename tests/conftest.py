@@ -1,0 +1,52 @@
+"""Fixtures for what is slow or large: real models, cached outside the repository, and a tiny random-weight model.
+
+Helpers live in `tests/support` and are imported as `support.<module>`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS_DIR = Path(__file__).resolve().parent
+for entry in (TESTS_DIR, TESTS_DIR.parent / "scripts"):
+    if str(entry) not in sys.path:
+        sys.path.insert(0, str(entry))
+
+import fetch_demo_model  # noqa: E402  (needs the path set above)
+
+from support import model_cache  # noqa: E402
+from support.tiny_llama import write_tiny_llama  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct Q4_1 (98 MB, read-only). Skips when it cannot be had, unless REQUIRE_TEST_MODELS=1."""
+    try:
+        return model_cache.cached_smollm2()
+    except fetch_demo_model.FetchError as error:
+        if model_cache.models_are_required():
+            pytest.fail(f"REQUIRE_TEST_MODELS is set, but: {error}", pytrace=False)
+        pytest.skip(f"needs the SmolLM2 test model: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2_q8_0_path(smollm2_path: Path) -> Path:
+    """SmolLM2-135M-Instruct with every matrix in Q8_0 (145 MB), made from the Q4_1 file."""
+    return model_cache.cached_smollm2_as("q8_0", smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def smollm2_f16_path(smollm2_path: Path) -> Path:
+    """SmolLM2-135M-Instruct with the values of the Q4_1 file stored as F16 (269 MB)."""
+    return model_cache.cached_smollm2_as("f16", smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random-weight F32 llama (2 layers, width 64, 300 tokens, chat template), as `write_tiny_llama` makes it."""
+    path = tmp_path_factory.mktemp("models") / "tiny-llama-f32.gguf"
+    write_tiny_llama(path)
+    return path

@@ -1,0 +1,31 @@
+"""Helpers of the server tests: an application around the fake engine, and a client for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = str(Path(__file__).resolve().parent)
+if HERE not in sys.path:
+    sys.path.insert(0, HERE)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Any]]:
+    """`serve(**options)` -> a `support_app.FakeServer`; all of them are closed at the end of the test."""
+    from support_app import FakeServer
+
+    servers: list[FakeServer] = []
+
+    def start(**options: Any) -> FakeServer:
+        server = FakeServer(**options)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.close()

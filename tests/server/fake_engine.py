@@ -1,0 +1,282 @@
+"""A deterministic stand-in for the native engine, its sampler and a tokenizer: the next token is a function of the history alone.
+
+It keeps a real page pool (reference counts, copy on write) and checks every call as the engine's contract says, so that a scheduler
+that forgets, mixes or leaks sequences fails here. Tokens 0..255 are bytes, 256 is BOS, 257 ends a generation.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pyllama.errors import ContextFull, InvalidArgument
+
+PAGE = 256
+BOS, END = 256, 257
+N_VOCAB = 258
+LETTERS = b"abcdefghijklmnopqrstuvwxyz \n"
+
+
+class Work(NamedTuple):
+    seq_id: int
+    tokens: Sequence[int]
+    sampler: Any = None
+    n_probs: int = 0
+    post_sampling_probs: bool = False
+
+
+class StepOutput(NamedTuple):
+    seq_id: int
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def pseudo_random_token(history: Sequence[int], sampler: FakeSampler) -> int:
+    """A letter that depends on the whole history and, above temperature 0, on the seed."""
+    state = zlib.crc32(b"".join(token.to_bytes(2, "little") for token in history))
+    if sampler.temperature > 0:
+        state = zlib.crc32(sampler.seed.to_bytes(4, "little"), state)
+    return LETTERS[state % len(LETTERS)]
+
+
+def forced_text(text: bytes, *, after: bytes = b"|") -> Callable[[Sequence[int], FakeSampler], int]:
+    """Continue every history that holds `after` with `text`, byte by byte, then end."""
+
+    def next_token(history: Sequence[int], sampler: FakeSampler) -> int:
+        last = max(index for index, token in enumerate(history) if token == after[0])
+        n_done = len(history) - last - 1
+        return text[n_done] if n_done < len(text) else END
+
+    return next_token
+
+
+class FakeSampler:
+    """Signature and checks of the native one; `history` is what was accepted."""
+
+    def __init__(
+        self,
+        n_vocab: int,
+        *,
+        seed: int = 0xFFFFFFFF,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        min_keep: int = 0,
+        repeat_last_n: int = 64,
+        repeat_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: Sequence[tuple[int, float]] = (),
+        samplers: Sequence[str] = (),
+    ) -> None:
+        if not repeat_penalty > 0:
+            raise InvalidArgument(f"repeat_penalty: found {repeat_penalty}, expected > 0")
+        for name in samplers:
+            if name not in ("penalties", "top_k", "top_p", "min_p", "temperature"):
+                raise InvalidArgument(f"unknown sampler {name}")
+        self.n_vocab = n_vocab
+        self.seed = 12345 if seed == 0xFFFFFFFF else seed
+        self.temperature = temperature
+        self.logit_bias = tuple(logit_bias)
+        self.banned = {token for token, bias in logit_bias if bias == float("-inf") or bias <= -100}
+        self.history: list[int] = []
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        self.history += tokens
+
+
+class FakePool:
+    """Pages with reference counts."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.free = list(range(n_pages))
+        self.references: Counter[int] = Counter()
+
+    def take(self) -> int:
+        page = self.free.pop()
+        self.references[page] = 1
+        return page
+
+    def drop(self, page: int) -> None:
+        self.references[page] -= 1
+        if self.references[page] == 0:
+            del self.references[page]
+            self.free.append(page)
+
+
+class FakeEngine:
+    """See `pyllama/_engine.pyi`. `step_seconds`: how long a step sleeps. `fails`: raised by the next step."""
+
+    def __init__(
+        self,
+        *,
+        n_ctx: int = 1024,
+        n_seq_max: int = 4,
+        n_batch: int = 2048,
+        next_token: Callable[[Sequence[int], FakeSampler], int] = pseudo_random_token,
+        step_seconds: float = 0.0,
+    ) -> None:
+        self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
+        self.next_token = next_token
+        self.step_seconds = step_seconds
+        self.fails: Exception | None = None
+        self.pool = FakePool(n_ctx // PAGE)
+        self.tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self.pages: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self.n_steps = 0
+        self.n_rows = 0
+        self.max_rows = 0
+
+    def step(self, work: Sequence[Work]) -> list[StepOutput]:
+        self.n_steps += 1
+        if self.fails is not None:
+            error, self.fails = self.fails, None
+            raise error
+        seen: set[int] = set()
+        for item in work:
+            if item.seq_id in seen or not 0 <= item.seq_id < self.n_seq_max:
+                raise InvalidArgument(f"unknown or repeated sequence {item.seq_id}")
+            seen.add(item.seq_id)
+            if not item.tokens:
+                raise InvalidArgument("empty work item")
+            if any(not 0 <= token < N_VOCAB for token in item.tokens):
+                raise InvalidArgument("token outside the vocabulary")
+        n_rows = sum(len(item.tokens) for item in work)
+        if n_rows > self.n_batch:
+            raise InvalidArgument(f"{n_rows} rows are more than n_batch {self.n_batch}")
+        self.n_rows += n_rows
+        self.max_rows = max(self.max_rows, n_rows)
+        needed = [self._pages_needed(item.seq_id, len(item.tokens)) for item in work]
+        left = len(self.pool.free)
+        for item, pages in zip(work, needed, strict=True):
+            left -= pages
+            if left < 0:
+                raise ContextFull("no pages are left", item.seq_id)
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        outputs = []
+        for item in work:
+            self._append(item.seq_id, item.tokens)
+            if item.sampler is not None:
+                outputs.append(self._draw(item))
+        return outputs
+
+    def _draw(self, item: Work) -> StepOutput:
+        history = self.tokens[item.seq_id]
+        token = self.next_token(history, item.sampler)
+        while token in item.sampler.banned:
+            token = (token + 1) % N_VOCAB
+        item.sampler.accept([token])
+        value = 0.5 if item.post_sampling_probs else -0.5
+        top = [((token + i) % N_VOCAB, value / (i + 1) if value > 0 else value * (i + 1)) for i in range(item.n_probs)]
+        return StepOutput(item.seq_id, token, value, top)
+
+    def _pages_needed(self, seq_id: int, n_tokens: int) -> int:
+        held = self.pages[seq_id]
+        length = len(self.tokens[seq_id])
+        copies = int(length % PAGE != 0 and self.pool.references[held[-1]] > 1)
+        return -(-(length + n_tokens) // PAGE) - len(held) + copies
+
+    def _append(self, seq_id: int, tokens: Sequence[int]) -> None:
+        held = self.pages[seq_id]
+        length = len(self.tokens[seq_id])
+        if length % PAGE != 0 and self.pool.references[held[-1]] > 1:
+            shared = held.pop()
+            held.append(self.pool.take())
+            self.pool.drop(shared)
+        self.tokens[seq_id] += tokens
+        while len(held) * PAGE < len(self.tokens[seq_id]):
+            held.append(self.pool.take())
+
+    def length(self, seq_id: int) -> int:
+        return len(self.tokens[seq_id])
+
+    def free_tokens(self) -> int:
+        return len(self.pool.free) * PAGE
+
+    def truncate(self, seq_id: int, length: int) -> None:
+        if length > len(self.tokens[seq_id]):
+            raise InvalidArgument(f"sequence {seq_id} has {len(self.tokens[seq_id])} tokens, not {length}")
+        del self.tokens[seq_id][length:]
+        while len(self.pages[seq_id]) > -(-length // PAGE):
+            self.pool.drop(self.pages[seq_id].pop())
+
+    def fork(self, src: int, dst: int, length: int) -> None:
+        if length > len(self.tokens[src]):
+            raise InvalidArgument(f"sequence {src} has {len(self.tokens[src])} tokens, not {length}")
+        self.clear(dst)
+        self.tokens[dst] = self.tokens[src][:length]
+        self.pages[dst] = self.pages[src][: -(-length // PAGE)]
+        for page in self.pages[dst]:
+            self.pool.references[page] += 1
+
+    def clear(self, seq_id: int) -> None:
+        self.truncate(seq_id, 0)
+
+
+class FakeTokenizer:
+    """One token per byte; `<s>` and `</s>` are control tokens."""
+
+    model = "gpt2"
+    n_vocab = N_VOCAB
+    eog_ids = frozenset({END})
+    suppress_ids: frozenset[int] = frozenset()
+    bos_id, eos_id = BOS, END
+    add_eos = False
+
+    def __init__(self, *, add_bos: bool = False) -> None:
+        self.add_bos = add_bos
+
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        tokens = [BOS] if add_special and self.add_bos else []
+        data = text.encode("utf-8", "replace")
+        while data:
+            if parse_special and data.startswith(b"<s>"):
+                tokens.append(BOS)
+                data = data[3:]
+            elif parse_special and data.startswith(b"</s>"):
+                tokens.append(END)
+                data = data[4:]
+            else:
+                tokens.append(data[0])
+                data = data[1:]
+        return tokens
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if token >= BOS:
+            return {BOS: b"<s>", END: b"</s>"}[token] if special else b""
+        return bytes([token])
+
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
+        return b"".join(self.piece(token, special=special) for token in tokens)
+
+
+class FakeTemplate:
+    """`role: content` lines; refuses two user messages in a row, as strict templates do."""
+
+    source = "fake"
+
+    def capabilities(self) -> dict[str, bool]:
+        return {"supports_string_content": True, "supports_typed_content": False}
+
+    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Any) -> str:
+        from pyllama.errors import TemplateError
+
+        lines = []
+        previous = None
+        for message in messages:
+            if message["role"] == previous == "user":
+                raise TemplateError("conversation roles must alternate")
+            previous = message["role"]
+            content = message.get("content") or ""
+            if isinstance(content, list):
+                content = "\n".join(part["text"] for part in content)
+            lines.append(f"{previous}: {content}\n")
+        if variables.get("enable_thinking") is False:
+            lines.append("[no thinking]\n")
+        return "".join(lines) + ("assistant:" if add_generation_prompt else "")

@@ -1,0 +1,124 @@
+"""The real application with a fake engine behind it, run in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+from fake_engine import N_VOCAB, FakeEngine, FakeSampler, FakeTemplate, FakeTokenizer, Work
+from starlette.testclient import TestClient
+
+from pyllama.server.app import create_app
+from pyllama.server.engine_loop import EngineLoop, LoopSettings
+from pyllama.server.generation_params import GenerationParams
+from pyllama.server.loaded_model import LoadedModel
+from pyllama.server.settings import ServerSettings
+from pyllama.server.state import ServerState
+from pyllama.server.vocabulary import Vocabulary
+
+FACTS = {
+    "vocab_type": 2,
+    "n_vocab": N_VOCAB,
+    "n_ctx_train": 8192,
+    "n_embd": 64,
+    "n_params": 1000,
+    "size": 4000,
+    "ftype": "F32",
+}
+
+
+class FakeServer:
+    """`client`: a starlette test client. Options that are not named here are fields of `ServerSettings`."""
+
+    def __init__(
+        self,
+        *,
+        n_ctx: int = 1024,
+        n_ctx_slot: int | None = None,
+        n_slots: int = 4,
+        n_batch: int = 64,
+        max_queue: int = 1024,
+        engine: dict[str, Any] | None = None,
+        tokenizer: dict[str, Any] | None = None,
+        defaults: dict[str, Any] | None = None,
+        loads: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.settings = ServerSettings(
+            model="fake.gguf",
+            aliases=("fake",),
+            n_slots=n_slots,
+            defaults=replace(GenerationParams(), **(defaults or {})),
+            **settings,
+        )
+        self.state = ServerState(self.settings)
+        self.n_ctx_slot = n_ctx_slot or n_ctx
+        self.engine = FakeEngine(n_ctx=n_ctx, n_seq_max=n_slots, n_batch=max(n_batch, n_slots + 1), **(engine or {}))
+        self.engine_loop = EngineLoop(
+            self.engine,
+            LoopSettings(n_slots=n_slots, n_ctx_slot=self.n_ctx_slot, n_batch=n_batch, max_queue=max_queue),
+            make_work=Work,
+            deliver=self.state.deliver,
+        )
+        self.vocabulary = Vocabulary(
+            FakeTokenizer(**(tokenizer or {})), N_VOCAB, shows_special=self.settings.shows_special
+        )
+        self.app = create_app(self.state)
+        self.client = TestClient(self.app)
+        self.client.__enter__()
+        self.engine_loop.start()
+        if loads:
+            self.load()
+
+    def load(self) -> None:
+        self.state.set_loaded(
+            LoadedModel(
+                facts=FACTS,
+                vocabulary=self.vocabulary,
+                engine_loop=self.engine_loop,
+                sampler_factory=FakeSampler,
+                defaults=self.settings.defaults,
+                n_ctx=self.engine.n_ctx,
+                n_ctx_slot=self.n_ctx_slot,
+                chat_template=FakeTemplate(),
+            )
+        )
+
+    def close(self) -> None:
+        self.engine_loop.stop(5)
+        self.client.__exit__(None, None, None)
+
+    def post(self, path: str, body: Any, **options: Any) -> Any:
+        return self.client.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> Any:
+        return self.client.get(path, **options)
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """Data of all events of a stream; `[DONE]` stays text."""
+        response = self.post(path, {**body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"] == "text/event-stream"
+        return parse_events(response.text)
+
+    def wait_idle(self, seconds: float = 5.0) -> None:
+        deadline = time.monotonic() + seconds
+        while self.engine_loop.n_busy or self.engine_loop.n_deferred:
+            assert time.monotonic() < deadline, "slots are still busy"
+            time.sleep(0.005)
+
+
+def parse_events(text: str) -> list[Any]:
+    """SSE text -> values of its data lines. Every event must end with a blank line."""
+    assert text.endswith("\n\n")
+    values: list[Any] = []
+    for block in text[:-2].split("\n\n"):
+        if block.startswith(":"):
+            continue
+        assert block.startswith("data: "), block
+        data = block.removeprefix("data: ")
+        assert "\n" not in data
+        values.append(data if data == "[DONE]" else json.loads(data))
+    return values

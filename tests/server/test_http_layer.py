@@ -1,0 +1,310 @@
+"""The HTTP layer over the fake engine: order of checks, headers, CORS, keys, bodies, errors, metrics and other information routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pyllama.server.errors import ERRORS
+from pyllama.server.metrics import METRICS
+from pyllama.server.middleware import BodyLimitMiddleware
+
+NOT_FOUND = '{"error":{"message":"File Not Found","type":"not_found_error","code":404}}'
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/nope"), ("GET", "/completion"), ("POST", "/health"), ("DELETE", "/props"), ("GET", "/health/"), ("GET", "/")],
+)
+def test_unknown_paths_and_methods_get_the_same_404(serve: Any, method: str, path: str) -> None:
+    response = serve().client.request(method, path)
+    assert (response.status_code, response.text) == (404, NOT_FOUND)
+    assert response.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/nope", "/v1/models"])
+def test_everything_is_503_until_the_model_is_ready(serve: Any, path: str) -> None:
+    server = serve(loads=False, api_keys=("secret",))
+    response = server.get(path)
+    assert response.status_code == 503
+    assert response.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    assert server.client.options(path).status_code == 200
+    server.load()
+    assert server.get("/health").status_code == 200
+
+
+def test_headers_that_every_answer_carries(serve: Any) -> None:
+    response = serve().get("/health")
+    assert response.headers["server"] == "llama.cpp"
+    assert response.headers["content-type"] == "application/json; charset=utf-8"
+    assert response.headers["keep-alive"] == "timeout=5, max=100"
+    assert "cache-control" not in response.headers
+
+
+def test_a_strangers_web_page_gets_no_credentials_without_a_key(serve: Any) -> None:
+    """Known fault E23."""
+    server = serve()
+    response = server.get("/health", headers={"Origin": "https://evil.example"})
+    assert response.headers["access-control-allow-origin"] == "*"
+    response = server.client.options("/completion", headers={"Origin": "https://evil.example"})
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert response.headers["access-control-allow-credentials"] == "false"
+
+
+def test_options_answers_for_every_path_without_a_key(serve: Any) -> None:
+    server = serve(api_keys=("secret",))
+    for origin in ("localhost", "web.mydomain.fr"):
+        response = server.client.options("/completions", headers={"Origin": origin})
+        assert (response.status_code, response.text) == (200, "")
+        assert response.headers["access-control-allow-origin"] == origin
+        assert response.headers["access-control-allow-credentials"] == "true"
+        assert response.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
+        assert response.headers["access-control-allow-headers"] == "*"
+        assert response.headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("http://localhost", True), ("https://localhost:8080", True), ("http://127.0.0.1:3000", True), ("http://[::1]:1234", True),
+        ("http://localhost.evil.com", False), ("http://notlocalhost", False), ("https://example.com", False), ("http://[bad", False),
+    ],
+)  # fmt: skip
+def test_the_localhost_policy_echoes_local_origins_only(serve: Any, origin: str, allowed: bool) -> None:
+    response = serve(cors_origins="localhost").get("/health", headers={"Origin": origin})
+    assert response.headers.get("access-control-allow-origin") == (origin if allowed else None)
+
+
+def test_a_configured_origin_is_sent_as_it_is(serve: Any) -> None:
+    response = serve(cors_origins="https://my.page").get("/health", headers={"Origin": "https://other"})
+    assert response.headers["access-control-allow-origin"] == "https://my.page"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "public"),
+    [
+        ("GET", "/health", True), ("GET", "/v1/health", True), ("GET", "/props", False), ("GET", "/metrics", False),
+        ("GET", "/models", False), ("GET", "/v1/models", False), ("GET", "/slots", False), ("GET", "/nope", False),
+        ("POST", "/completion", False), ("POST", "/v1/chat/completions", False), ("POST", "/tokenize", False),
+    ],
+)  # fmt: skip
+def test_only_the_health_paths_are_public(serve: Any, method: str, path: str, public: bool) -> None:
+    """Known fault E24."""
+    server = serve(api_keys=("first", "secret"), has_metrics=True)
+    denied = server.client.request(method, path, json={})
+    if public:
+        assert denied.status_code == 200
+        return
+    assert denied.status_code == 401
+    assert denied.text == '{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}'
+    for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": "bearer secret"}, {"X-Api-Key": "secre"}, {"Authorization": "é"}):
+        encoded = {key: value.encode() for key, value in headers.items()}
+        assert server.client.request(method, path, json={}, headers=encoded).status_code == 401
+    for headers in (
+        {"Authorization": "Bearer secret"}, {"Authorization": "first"}, {"X-Api-Key": "secret"}, {"X-Api-Key": "Bearer first"},
+    ):  # fmt: skip
+        assert server.client.request(method, path, json={}, headers=headers).status_code != 401
+
+
+def test_with_a_prefix_every_route_moves_and_health_needs_the_key(serve: Any) -> None:
+    server = serve(api_prefix="/llm", api_keys=("secret",))
+    assert server.get("/llm/health").status_code == 401
+    assert server.get("/llm/health", headers={"X-Api-Key": "secret"}).status_code == 200
+    assert server.get("/props", headers={"X-Api-Key": "secret"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"5", b'"x"', b"null", b'{"prompt": NaN}', b'{"prompt": "x", "temperature": Infinity}', b"\xff\xfe{}",
+        b'{"prompt": "a\xff\xfeb"}', b'{"prompt": ' + b"[" * 100_000, b'{"prompt":' + b"9" * 10_000 + b"}", b'{"a":1}{"b":2}',
+        b'{"\xff": 1, "prompt": "x"}', b'{"prompt": "x", "stop": "\xc3"}', "{\"prompt\": \"é\"}".encode("utf-16"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/tokenize", "/detokenize", "/apply-template"])
+def test_bodies_that_are_not_json_objects_get_400(serve: Any, path: str, body: bytes) -> None:
+    """Known faults B6 and E7."""
+    server = serve()
+    response = server.client.post(path, content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert server.get("/health").status_code == 200
+
+
+def test_lone_surrogates_become_replacement_characters(serve: Any) -> None:
+    server = serve()
+    response = server.client.post("/completion", content=b'{"prompt":"a\\ud800b","n_predict":1,"stop":["\\udfff"]}')
+    assert response.status_code == 200
+    assert response.json()["prompt"] == "a\ufffdb"
+    assert response.json()["generation_settings"]["stop"] == ["\ufffd"]
+    paired = server.client.post("/completion", content=b'{"prompt":"\\ud83d\\ude00","n_predict":1}')
+    assert paired.json()["prompt"] == "\U0001f600"
+
+
+def test_a_body_beyond_the_limit_gets_413(serve: Any) -> None:
+    server = serve()
+    small = BodyLimitMiddleware(server.app, max_bytes=100)
+    from starlette.testclient import TestClient
+
+    client = TestClient(small)
+    body = b'{"content":"' + b"x" * 200 + b'"}'
+    assert client.post("/tokenize", content=body).status_code == 413
+    assert client.post("/tokenize", content=iter([body[:90], body[90:]])).status_code == 413
+    assert client.post("/tokenize", content=b'{"content":"x"}').status_code == 200
+
+
+def test_the_error_table_ends_with_the_catch_all_and_lists_no_class_after_its_base() -> None:
+    classes = [kind for kind, _, _ in ERRORS]
+    assert classes[-1] is Exception
+    for index, kind in enumerate(classes):
+        assert not any(issubclass(kind, earlier) for earlier in classes[:index])
+
+
+def test_an_unexpected_fault_is_a_500_and_the_server_lives(serve: Any) -> None:
+    server = serve()
+    server.vocabulary.tokenizer.encode = None
+    response = server.post("/completion", {"prompt": "x"})
+    assert response.status_code == 500
+    assert response.json()["error"]["type"] == "server_error"
+    assert server.get("/health").status_code == 200
+
+
+# ---- information routes
+
+
+def test_props_keys_in_order(serve: Any) -> None:
+    props = serve().get("/props").json()
+    assert list(props) == [
+        "default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities", "media_marker",
+        "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "ui_settings", "chat_template", "chat_template_caps", "bos_token",
+        "eos_token", "build_info", "is_sleeping", "cors_proxy_enabled",
+    ]  # fmt: skip
+    assert list(props["default_generation_settings"]) == ["params", "n_ctx"]
+    assert "stop" not in props["default_generation_settings"]["params"]
+    assert (props["total_slots"], props["model_path"], props["bos_token"]) == (4, "fake.gguf", "<s>")
+
+
+def test_changing_props_needs_the_option_and_does_nothing(serve: Any) -> None:
+    assert serve().post("/props", {}).status_code == 501
+    assert serve(has_props=True).post("/props", {}).json() == {"success": True}
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/models"])
+def test_models_list_one_entry_named_by_the_first_alias(serve: Any, path: str) -> None:
+    models = serve().get(path).json()
+    assert list(models) == ["models", "object", "data"]
+    assert models["data"][0]["id"] == models["models"][0]["name"] == "fake"
+    assert list(models["data"][0]["meta"]) == [
+        "vocab_type", "n_vocab", "n_ctx", "n_ctx_train", "n_embd", "n_params", "size", "ftype",
+    ]  # fmt: skip
+
+
+def test_slots_show_what_ran_and_that_it_ended(serve: Any) -> None:
+    server = serve(n_slots=2)
+    before = server.get("/slots").json()
+    assert [list(slot) for slot in before] == [["id", "n_ctx", "speculative", "is_processing"]] * 2
+    server.post("/completion", {"prompt": "abc", "n_predict": 3})
+    slot = server.get("/slots").json()[1]
+    assert (slot["is_processing"], slot["n_prompt_tokens"], slot["params"]["n_predict"]) == (False, 3, 3)
+    assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
+    assert "stop" not in slot["params"]
+    assert serve(has_slots=False).get("/slots").status_code == 501
+
+
+def test_slots_answer_while_busy_and_report_when_none_is_free(serve: Any) -> None:
+    import threading
+    import time
+
+    server = serve(n_slots=1, engine={"step_seconds": 0.02})
+    assert server.get("/slots?fail_on_no_slot=1").status_code == 200
+    thread = threading.Thread(target=server.post, args=("/completion", {"prompt": "x", "n_predict": 30}))
+    thread.start()
+    time.sleep(0.15)
+    slot = server.get("/slots").json()[0]
+    assert slot["is_processing"]
+    assert slot["next_token"][0]["n_decoded"] + slot["next_token"][0]["n_remain"] == 30
+    response = server.get("/slots?fail_on_no_slot=1")
+    assert (response.status_code, response.json()["error"]["message"]) == (503, "no slot available")
+    thread.join()
+
+
+def test_prompt_and_text_in_slots_only_for_debugging(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(n_slots=1)
+    result = server.post("/completion", {"prompt": "abc", "n_predict": 3}).json()
+    assert "prompt" not in server.get("/slots").json()[0]
+    monkeypatch.setenv("LLAMA_SERVER_SLOTS_DEBUG", "1")
+    slot = server.get("/slots").json()[0]
+    assert (slot["prompt"], slot["generated"]) == ("abc", result["content"])
+
+
+def test_metrics_parse_with_the_official_parser_and_counters_add_up(serve: Any) -> None:
+    """Known fault E25."""
+    server = serve(has_metrics=True, n_slots=1)
+
+    def scrape() -> dict[str, float]:
+        response = server.get("/metrics")
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert response.headers["process-start-time-unix"].isdigit()
+        kinds = {}
+        values = {}
+        for line in response.text.splitlines():
+            if line.startswith("# TYPE "):
+                _, _, name, kind = line.split()
+                kinds[name.removeprefix("llamacpp:")] = kind
+            elif not line.startswith("#"):
+                name, value = line.split()
+                values[name.removeprefix("llamacpp:")] = float(value)
+        assert [(name, kind) for name, kind, _, _ in METRICS] == list(kinds.items())
+        assert list(values) == list(kinds)
+        families = list(text_string_to_metric_families(response.text))
+        assert len(families) == len(METRICS)
+        assert {family.type for family in families} == {"counter", "gauge"}
+        return values
+
+    before = scrape()
+    assert before["tokens_predicted_total"] == 0
+    timings = [server.post("/completion", {"prompt": "abcdef", "n_predict": n}).json()["timings"] for n in (1, 4, 16)]
+    after = scrape()
+    assert after["prompt_tokens_total"] == sum(t["prompt_n"] for t in timings)
+    assert after["prompt_tokens_cached_total"] == sum(t["cache_n"] for t in timings) > 0
+    assert after["tokens_predicted_total"] == 21
+    assert after["n_decode_total"] == 21
+    assert after["n_tokens_max"] == 6 + 16
+    assert after["requests_processing"] == after["requests_deferred"] == 0
+    assert after["predicted_tokens_seconds"] > 0
+    again = scrape()
+    assert again["predicted_tokens_seconds"] == again["prompt_tokens_seconds"] == 0
+    for name, kind, _, _ in METRICS:
+        if kind == "counter":
+            assert before[name] <= after[name] <= again[name]
+    assert serve().get("/metrics").status_code == 501
+
+
+# ---- text utilities
+
+
+def test_tokenize_and_detokenize_are_inverse(serve: Any) -> None:
+    server = serve(tokenizer={"add_bos": True})
+    tokens = server.post("/tokenize", {"content": "hé<s>"}).json()["tokens"]
+    assert tokens == [*"hé".encode(), 256]
+    assert server.post("/detokenize", {"tokens": tokens}).json() == {"content": "hé<s>"}
+    assert server.post("/tokenize", {"content": "h", "add_special": True}).json()["tokens"] == [256, 104]
+    assert server.post("/tokenize", {"content": "<s>", "parse_special": False}).json()["tokens"] == list(b"<s>")
+    assert server.post("/tokenize", {"content": [104, "i"]}).json()["tokens"] == [104, 105]
+    pieces = server.post("/tokenize", {"content": "é<s>", "with_pieces": True}).json()["tokens"]
+    assert pieces == [{"id": 0xC3, "piece": [0xC3]}, {"id": 0xA9, "piece": [0xA9]}, {"id": 256, "piece": "<s>"}]
+    assert server.post("/tokenize", {}).json() == {"tokens": []}
+    assert server.post("/detokenize", {}).json() == {"content": ""}
+    assert server.post("/detokenize", {"tokens": [0xC3]}).json() == {"content": "\ufffd"}
+
+
+@pytest.mark.parametrize("tokens", ["x", 5, {}, ["x"], [1.5], [True], [None], [[1]]])
+def test_detokenize_refuses_what_is_not_a_list_of_ids(serve: Any, tokens: Any) -> None:
+    assert serve().post("/detokenize", {"tokens": tokens}).status_code == 400
+
+
+@pytest.mark.parametrize("content", [5, True, {}, [None], [[1]], [300], [-1]])
+def test_tokenize_refuses_other_shapes(serve: Any, content: Any) -> None:
+    assert serve().post("/tokenize", {"content": content}).status_code == 400

@@ -1,0 +1,1 @@
+"""Helpers shared by the tests: model cache, tiny model writer, goldens, comparison of logits."""

@@ -1,0 +1,164 @@
+"""Files that are valid GGUF but not usable models: each is a ModelError that names the tensor or key and both values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from pyllama._engine import Engine, Model, backend_info
+from pyllama.errors import GgufError, InvalidArgument, ModelError
+from support.tiny_llama import write_tiny_llama
+
+Edit = Callable[[str, np.ndarray], np.ndarray | None]
+
+
+def rewrite(
+    source: Path,
+    target: Path,
+    *,
+    tensors: Edit = lambda name, data: data,
+    extra: dict[str, np.ndarray] | None = None,
+    keys: dict[str, Any] | None = None,
+    architecture: str = "llama",
+) -> Path:
+    """Copy a float GGUF, passing each tensor through `tensors` (None drops it), replacing `keys` (None drops one)."""
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(target, architecture)
+    keys = keys or {}
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture" or field.name in keys:
+            continue
+        sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], sub_type)
+    for name, value in keys.items():
+        if value is not None:
+            writer.add_key_value(name, value[1], value[0], value[2] if len(value) > 2 else None)
+    for tensor in reader.tensors:
+        data = tensors(tensor.name, np.array(tensor.data))
+        if data is not None:
+            writer.add_tensor(tensor.name, data)
+    for name, data in (extra or {}).items():
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def edit_one(wanted: str, change: Callable[[np.ndarray], np.ndarray | None]) -> Edit:
+    return lambda name, data: change(data) if name == wanted else data
+
+
+U32 = gguf.GGUFValueType.UINT32
+F32 = gguf.GGUFValueType.FLOAT32
+STRING = gguf.GGUFValueType.STRING
+ARRAY = gguf.GGUFValueType.ARRAY
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tensors": edit_one("blk.1.attn_k.weight", lambda data: None)}, r"blk\.1\.attn_k\.weight is missing"),
+        ({"tensors": edit_one("output_norm.weight", lambda data: None)}, r"output_norm\.weight is missing"),
+        (
+            {"tensors": edit_one("blk.0.ffn_up.weight", lambda data: data[:, :-32])},
+            r"blk\.0\.ffn_up\.weight has shape \[32, 128, 1, 1\].*\[64, 128, 1, 1\]",
+        ),
+        ({"tensors": edit_one("blk.0.attn_norm.weight", lambda data: data[:3])}, r"attn_norm\.weight has shape \[3,"),
+        ({"extra": {"blk.0.ffn_up.scale": np.ones(1, np.float32)}}, "weight scales are not supported yet"),
+        ({"tensors": edit_one("blk.0.ffn_up.weight", lambda data: data.astype(np.int8))}, "type i8"),
+        ({"keys": {"llama.block_count": None}}, "llama.block_count"),
+        ({"keys": {"llama.block_count": (U32, 0)}}, "llama.block_count is 0"),
+        ({"keys": {"llama.block_count": (U32, 513)}}, "llama.block_count is 513"),
+        ({"keys": {"llama.block_count": (STRING, "two")}}, "llama.block_count"),
+        ({"keys": {"llama.block_count": (ARRAY, [2, 2], U32)}}, "llama.block_count"),
+        ({"keys": {"llama.context_length": None}}, "llama.context_length"),
+        ({"keys": {"llama.attention.layer_norm_rms_epsilon": None}}, "layer_norm_rms_epsilon"),
+        ({"keys": {"llama.attention.layer_norm_rms_epsilon": (F32, float("nan"))}}, "layer_norm_rms_epsilon"),
+        ({"keys": {"llama.attention.head_count": (U32, 3)}}, "heads have 21 features"),
+        ({"keys": {"llama.attention.head_count_kv": (U32, 3)}}, "4 heads over 3 kv heads"),
+        ({"keys": {"llama.attention.head_count": (U32, 0)}}, "llama.attention.head_count is 0"),
+        ({"keys": {"llama.attention.head_count": (ARRAY, [4], U32)}}, "llama.attention.head_count"),
+        ({"keys": {"llama.rope.dimension_count": (U32, 8)}}, "llama.rope.dimension_count is 8"),
+        ({"keys": {"llama.rope.freq_base": (F32, 0.0)}}, "llama.rope.freq_base"),
+        ({"keys": {"llama.expert_count": (U32, 8)}}, "8 experts"),
+        ({"architecture": "frobnicator"}, "architecture 'frobnicator' is not supported yet; supported: llama"),
+    ],
+)
+def test_unusable_models_are_refused_with_their_reason(
+    tiny_llama_path: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        Model(rewrite(tiny_llama_path, tmp_path / "bad.gguf", **changes))
+
+
+def test_the_unchanged_copy_loads(tiny_llama_path: Path, tmp_path: Path) -> None:
+    assert Model(rewrite(tiny_llama_path, tmp_path / "same.gguf")).n_vocab == Model(tiny_llama_path).n_vocab
+
+
+def test_per_layer_arrays_are_read_like_the_scalar(tiny_llama_path: Path, tmp_path: Path) -> None:
+    arrays = {"llama.attention.head_count": (ARRAY, [4, 4], U32), "llama.feed_forward_length": (ARRAY, [128, 128], U32)}
+    model = Model(rewrite(tiny_llama_path, tmp_path / "arrays.gguf", keys=arrays))
+    logits = []
+    for each in (model, Model(tiny_llama_path)):
+        engine = Engine(each, n_ctx=256)
+        engine.decode([3, 4, 5])
+        logits.append(engine.logits())
+    np.testing.assert_array_equal(*logits)
+
+
+def test_check_tensors_names_the_tensor_with_a_non_finite_value(tiny_llama_path: Path, tmp_path: Path) -> None:
+    def poison(data: np.ndarray) -> np.ndarray:
+        data[5, 7] = np.inf
+        return data
+
+    path = rewrite(tiny_llama_path, tmp_path / "inf.gguf", tensors=edit_one("blk.1.ffn_down.weight", poison))
+    Model(path)
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_down\.weight has non-finite values"):
+        Model(path, check_tensors=True)
+
+
+def test_overrides_replace_metadata_on_lookup(tiny_llama_path: Path) -> None:
+    assert Model(tiny_llama_path, kv_overrides={"llama.context_length": 4096}).n_ctx_train == 4096
+    with pytest.raises(ModelError, match=r"llama\.block_count is 600"):
+        Model(tiny_llama_path, kv_overrides={"llama.block_count": 600})
+    with pytest.raises(InvalidArgument, match="list"):
+        Model(tiny_llama_path, kv_overrides={"llama.block_count": [1]})  # type: ignore[dict-item]
+
+
+def test_missing_files_and_other_formats_are_gguf_errors(tmp_path: Path) -> None:
+    with pytest.raises(GgufError, match=r"nothing\.gguf"):
+        Model(tmp_path / "nothing.gguf")
+    (tmp_path / "text.gguf").write_text("just some text, long enough for a header")
+    with pytest.raises(GgufError, match="just"):
+        Model(tmp_path / "text.gguf")
+    with pytest.raises(GgufError):
+        Model(tmp_path)
+
+
+def test_an_unknown_instruction_set_is_refused(tiny_llama_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="abacus"):
+        Model(tiny_llama_path, isa="abacus")
+
+
+def test_every_available_instruction_set_loads(tiny_llama_path: Path) -> None:
+    for isa in backend_info()["available"]:
+        assert Model(tiny_llama_path, isa=isa).isa == isa
+
+
+def test_model_facts_come_from_the_file(tmp_path: Path) -> None:
+    model = Model(write_tiny_llama(tmp_path / "m.gguf", weight_type="q8_0", n_layer=3))
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    assert model.architecture == "llama"
+    assert model.n_layer == 3
+    assert model.n_embd == 64
+    assert model.n_params == sum(int(np.prod(tensor.shape)) for tensor in reader.tensors)
+    assert model.size_bytes == sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    assert model.ftype_label == "Q8_0"
+    assert model.metadata["general.name"] == "tiny random llama"

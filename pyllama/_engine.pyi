@@ -15,7 +15,7 @@ type_names: tuple[str, ...]
 """GGUF tensor type names, e.g. ``"q4_1"``, in the order of their ids."""
 
 def backend_info() -> dict[str, Any]:
-    """What computes: ``{"isa": "avx512", "available": ["reference", "generic", ...], "cuda": "..."}``."""
+    """What computes: ``isa`` (the one ``auto`` takes), ``available``, ``cuda`` (why not), and ``version``, ``compiler`` of the build."""
 
 def dequantize(type_name: str, data: bytes, n_values: int) -> NDArray[np.float32]:
     """Decode `n_values` values of packed blocks to f32 (the formulas of the GGUF block formats)."""

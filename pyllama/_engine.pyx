@@ -86,7 +86,13 @@ cdef dict python_metadata(const native.GgufFile& file):
 
 def backend_info():
     names = [name.decode() for name in native.available_isas()]
-    return {"isa": names[-1], "available": names, "cuda": "built without CUDA kernels", "version": native.version_text().decode()}
+    return {
+        "isa": names[-1],
+        "available": names,
+        "cuda": "built without CUDA kernels",
+        "version": native.version_text().decode(),
+        "compiler": native.compiler_text().decode(),
+    }
 
 
 def dequantize(str type_name not None, data, Py_ssize_t n_values):

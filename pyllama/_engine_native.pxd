@@ -209,6 +209,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
 # Small bridges for what Cython cannot spell: variants, construction behind a smart pointer.
 cdef extern from "native_bridge.h" namespace "v100" nogil:
     const char* version_text()
+    const char* compiler_text()
     uint64_t value_u64(const GgufValue& value)
     int64_t value_i64(const GgufValue& value)
     double value_f64(const GgufValue& value)

@@ -17,6 +17,15 @@
 namespace v100 {
 
 inline const char* version_text() { return V100_VERSION; }
+inline const char* compiler_text() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#elif defined(__GNUC__)
+  return "gcc " __VERSION__;
+#else
+  return "unknown compiler";
+#endif
+}
 
 inline uint64_t value_u64(const GgufValue& value) { return std::get<uint64_t>(value); }
 inline int64_t value_i64(const GgufValue& value) { return std::get<int64_t>(value); }

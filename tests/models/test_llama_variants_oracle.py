@@ -20,9 +20,10 @@ from support.tiny_llama import write_tiny_llama
 pytestmark = pytest.mark.skipif(not peer_is_installed(), reason="needs the xllamacpp wheel")
 
 N_TOKENS = 40
-# Both sides round K and V to f16; sums differ in order. A plain NumPy forward pass measures 3e-6 to 6e-6 against the oracle.
-# The oracle rounds activations to bf16 beside bf16 weights (8 bits of mantissa; NumPy pass: 1e-4) and to 8-bit blocks beside
-# quantised ones (1e-3 to 7e-3 with random weights, which amplify it). Bounds leave a factor of 5; for quantised types 1.5.
+# Both sides round K and V to f16; sums differ in order. A plain NumPy forward pass measures 3e-6 to 6e-6 against the
+# oracle. The oracle rounds activations to bf16 beside bf16 weights (8 bits of mantissa; NumPy pass: 1e-4) and to 8-bit
+# blocks beside quantised ones (1e-3 to 7e-3 with random weights, which amplify it). The bounds leave a factor of 5;
+# for quantised types 1.5.
 MAX_MEAN_KL_FLOAT = 3e-5
 MAX_MEAN_KL_BF16 = 5e-4
 MAX_MEAN_KL_QUANTISED = 1e-2

@@ -8,17 +8,16 @@ own distance from the exact model. Golden files: support/logprob_goldens.py; a l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+
 from bench.llama_cpp_peer import LlamaCppPeer, peer_is_installed
+from pyllama._engine import Engine, Model
 from support.logits import kl_divergence, position_logits
 from support.logprob_goldens import GoldenPrompt, read_goldens, read_peer_noise
-
-from pyllama._engine import Engine, Model
 
 MAX_MEAN_KL = 1e-3  # nats, float weights
 MIN_SAME_ARGMAX = 0.98
@@ -57,8 +56,8 @@ def all_logits(path: Path, goldens: list[GoldenPrompt], *, rope_freq_base: float
 
 
 @pytest.fixture(scope="module")
-def q4_1_logits(smollm2_path: Path) -> Iterator[dict[str, np.ndarray]]:
-    yield all_logits(smollm2_path, read_goldens())
+def q4_1_logits(smollm2_path: Path) -> dict[str, np.ndarray]:
+    return all_logits(smollm2_path, read_goldens())
 
 
 def test_float_weights_agree_with_llama_cpp_at_every_position(smollm2_f16_path: Path) -> None:

@@ -15,7 +15,7 @@ type_names: tuple[str, ...]
 """GGUF tensor type names, e.g. ``"q4_1"``, in the order of their ids."""
 
 def backend_info() -> dict[str, Any]:
-    """What computes: ``isa`` (the one ``auto`` takes), ``available``, ``cuda`` (why not), and ``version``, ``compiler`` of the build."""
+    """``isa`` (what ``auto`` takes), ``available``, ``cuda`` (why not), ``version`` and ``compiler`` of the build."""
 
 def dequantize(type_name: str, data: bytes, n_values: int) -> NDArray[np.float32]:
     """Decode `n_values` values of packed blocks to f32 (the formulas of the GGUF block formats)."""
@@ -36,7 +36,7 @@ class GgufFile:
     @property
     def alignment(self) -> int: ...
     @property
-    def tensors(self) -> list["TensorInfo"]: ...
+    def tensors(self) -> list[TensorInfo]: ...
     def tensor_bytes(self, name: str) -> bytes: ...
     def close(self) -> None: ...
 
@@ -67,7 +67,8 @@ class Model:
         isa: str = "auto",
     ) -> None: ...
     @property
-    def metadata(self) -> dict[str, Any]: ...
+    def metadata(self) -> dict[str, Any]:
+        """The file's keys with the overrides in place."""
     @property
     def path(self) -> str: ...
     @property
@@ -134,7 +135,7 @@ class Sampler:
         """(token, probability) of the last `sample` after the chain, sorted by falling probability, zeros dropped."""
     def reset(self) -> None:
         """Forget the history and reseed."""
-    def clone(self) -> "Sampler": ...
+    def clone(self) -> Sampler: ...
 
 class Work(NamedTuple):
     """What one sequence does in a step: append `tokens`, then, with a sampler, draw the next token from the last row.
@@ -152,7 +153,7 @@ class Work(NamedTuple):
 class StepOutput(NamedTuple):
     seq_id: int
     token: int
-    logprob: float  # ln softmax(raw logits)[token]; with post_sampling_probs the probability after the chain
+    logprob: float  # ln softmax(raw logits)[token], or with post_sampling_probs its probability; 0.0 when n_probs is 0
     top: list[tuple[int, float]]  # (id, logprob or probability), falling, n_probs long at most; empty unless asked for
 
 @final
@@ -216,7 +217,7 @@ class Engine:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write)."""
     def clear(self, seq_id: int) -> None: ...
     def save_sequence(self, seq_id: int) -> bytes:
-        """Tokens' KV as bytes, proportional to the length; only an engine of the same model and types can load it."""
+        """The KV pages as bytes (whole pages of 256 tokens); only an engine of the same model and types loads them."""
     def load_sequence(self, seq_id: int, state: bytes) -> None:
         """InvalidArgument with the reason when the state is truncated or from another model, type or version."""
 
@@ -227,7 +228,7 @@ class Engine:
         seq_ids: Sequence[int] | None = None,
         logits: Sequence[bool] | None = None,
     ) -> None:
-        """Append tokens to their sequences (default: sequence 0) in order. `logits[i]`: keep logits of that row (default: last)."""
+        """Append tokens to their sequences (default: 0) in order. `logits[i]`: keep logits of that row (default: last)."""
     def logits(self) -> NDArray[np.float32]:
         """Copy of the kept logits of the last `decode`, `[kept rows, n_vocab]`."""
     def close(self) -> None: ...

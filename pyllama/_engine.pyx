@@ -169,6 +169,7 @@ cdef class GgufFile:
 cdef class Model:
     cdef shared_ptr[const native.LoadedModel] ptr
     cdef object _metadata
+    cdef dict _overrides
     cdef readonly str path
 
     def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, kv_overrides=None, str isa="auto"):
@@ -177,7 +178,8 @@ cdef class Model:
         params.n_threads = n_threads
         params.check_tensors = check_tensors
         params.isa = isa.encode()
-        for key, value in (kv_overrides or {}).items():
+        self._overrides = dict(kv_overrides or {})
+        for key, value in self._overrides.items():
             native_key = key.encode()
             if isinstance(value, bool):
                 native.override_bool(params.kv_overrides, native_key, value)
@@ -203,7 +205,7 @@ cdef class Model:
     @property
     def metadata(self):
         if self._metadata is None:
-            self._metadata = python_metadata(self.model().file())
+            self._metadata = python_metadata(self.model().file()) | self._overrides
         return self._metadata
 
     @property

@@ -187,7 +187,7 @@ class Llama:
         model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)
-            self._metadata = {**model.metadata, **(kv_overrides or {})}
+            self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
             engine = _engine.Engine(model, n_ctx=n_ctx or model.n_ctx_train, **engine_options)
             on_error.callback(engine.close)

@@ -14,7 +14,7 @@ from pyllama.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class LlamaState:
-    """A sequence that `Llama.load_state` can go on with. Its size is proportional to the tokens in use.
+    """A sequence that `Llama.load_state` can go on with. Its size follows the tokens in use.
 
     Holds no logits: the row of the last token is computed again when it is asked for. May be pickled.
     """

@@ -1,1 +1,1 @@
-"""The HTTP server: llama-server's API on top of `pyllama`. Installed as `pyllama.server`; the entry is `pyllama.server.main`."""
+"""The HTTP server, installed as `pyllama.server`: llama-server's API on top of `pyllama`. Entry: `main.py`."""

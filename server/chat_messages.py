@@ -21,7 +21,10 @@ class Conversation:
 
 
 def read_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The `messages` with the fields that templates know. Raises `InvalidRequest`, or `ServerFault` where llama-server answers 500."""
+    """The `messages` with the fields that templates know.
+
+    Raises `InvalidRequest`, or `ServerFault` where llama-server answers 500.
+    """
     messages = body.get("messages")
     if messages is None:
         raise InvalidRequest("'messages' is required")

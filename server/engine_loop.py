@@ -1,7 +1,7 @@
-"""The one thread that drives the engine: takes requests in, runs plans of the scheduler, hands events out once per step.
+"""The one thread that drives the engine: takes requests in, runs the scheduler's plans, hands events out per step.
 
-Other threads use `submit`, `cancel` and `stop` only. A request that was cancelled is gone before the next step. Tests call `iterate`
-without a thread.
+Other threads use `submit`, `cancel` and `stop` only. A request that was cancelled is gone before the next step. Tests
+call `iterate` without a thread.
 """
 
 from __future__ import annotations
@@ -185,8 +185,6 @@ class EngineLoop:
         idle = {slot.id for slot in self.slots if slot.generation is None}
         if not idle:
             return
-        # Each admitted group takes a slot, so groups beyond the number of slots (and those that wait for one busy slot) need no look
-        # only when nothing pins them; a scan of the whole queue is cheap enough and always right.
         waiting = [Waiting(len(group), self._pinned_slot(group)) for group in self._waiting]
 
         def choose(index: int, free: Collection[int]) -> int:
@@ -229,7 +227,7 @@ class EngineLoop:
         self._report_progress(generation, len(slot.tokens))
 
     def _reuse_prefix(self, generation: Generation, slot: Slot) -> None:
-        """Keep, or share from another slot, the longest known prefix of the prompt. The last prompt token is always computed."""
+        """Keep, or share from another slot, the longest known prefix of the prompt, but never its last token."""
         if not generation.params.cache_prompt:
             self._clear(slot)
             return
@@ -353,7 +351,8 @@ class EngineLoop:
         totals.n_tokens_max = max(totals.n_tokens_max, len(generation.tokens))
         if log.isEnabledFor(logging.INFO):
             log.info(
-                "slot %2d | task %d | prompt eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second); "
+                "slot %2d | task %d | "
+                "prompt eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second); "
                 "eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second)",
                 slot.id,
                 generation.age,

@@ -37,7 +37,10 @@ class Progress(NamedTuple):
 
 
 class TokenText(NamedTuple):
-    """One token. `shows` is False while its last character is incomplete: there is no partial result for it then."""
+    """One token. `shows` is False while its last character is incomplete: there is no partial result for it then.
+
+    Its text comes with the token that completes the character.
+    """
 
     generation: Generation
     token: int
@@ -61,7 +64,7 @@ Event = Started | Progress | TokenText | Finished | Failed
 
 
 class IndentGuard:
-    """`n_indent`: after the first line break every line must begin with that many blanks; the first that does not is cut."""
+    """`n_indent`: lines after the first must begin with that many blanks; the first that does not is cut."""
 
     __slots__ = ("_held", "_in_indent", "_n_indent", "is_cut")
 
@@ -107,6 +110,7 @@ class Generation:
         "_indent",
         "_parts",
         "_stream",
+        "_unsent",
         "_vocabulary",
         "age",
         "children",
@@ -178,6 +182,7 @@ class Generation:
         self._stream = TextStream(params.stop)
         self._indent = IndentGuard(params.n_indent) if params.n_indent > 0 else None
         self._parts: list[str] = []
+        self._unsent = ""  # complete text of a token that ends inside a character; it is sent with the next token
 
     @property
     def prompt(self) -> list[int]:
@@ -245,6 +250,10 @@ class Generation:
             text += self._finish_text()
         if text:
             self._parts.append(text)
+        shows = self.is_done or not stream.pending_bytes
+        if self._unsent:
+            text = self._unsent + text
+        self._unsent = "" if shows else text
         record = None
         if self.params.n_probs > 0:
             record = ProbabilityRecord(token, value, top)
@@ -252,8 +261,8 @@ class Generation:
         return TokenText(
             self,
             token,
-            text,
-            self.is_done or not stream.pending_bytes,
+            text if shows else "",
+            shows,
             record,
             self.n_decoded,
             self.timings() if self.params.timings_per_token else None,
@@ -264,7 +273,7 @@ class Generation:
         self.stop_type = stop_type
 
     def _finish_text(self) -> str:
-        """The held-back tail. It is shown in streams too, so that a stream's text is always the text of the plain answer."""
+        """The held-back tail. Streams show it too, so that their text is always that of the plain answer."""
         rest = self._stream.finish()
         if self._indent is None:
             return rest

@@ -30,7 +30,7 @@ def _refuse_constant(name: str) -> float:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse a UTF-8 body. NaN and Infinity literals, bad bytes, numbers beyond any use and endless nesting are refused."""
+    """Parse a UTF-8 body. NaN and Infinity literals, bad bytes, endless numbers and nesting are refused."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -73,7 +73,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 
 
 def dump_json(value: Any) -> bytes:
-    """Compact UTF-8 text in insertion order. Text that is not UTF-8 (token bytes kept as surrogates) shows as U+FFFD."""
+    """Compact UTF-8 text in insertion order. Text that is not UTF-8 (bytes kept as surrogates) shows as U+FFFD."""
     text = _encode(value)
     try:
         return text.encode("utf-8")

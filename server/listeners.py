@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import stat
 from dataclasses import dataclass
+from pathlib import Path
 
 BACKLOG = 512
 
@@ -24,7 +23,10 @@ class Listener:
 
 
 def open_listeners(hosts: tuple[str, ...], port: int, *, reuse_port: bool = False) -> list[Listener]:
-    """Bind and listen on every address. Names that end in `.sock` are UNIX sockets; port 0 takes a free one. Raises `BindError`."""
+    """Bind and listen on every address. Names that end in `.sock` are UNIX sockets; port 0 takes a free port.
+
+    Raises `BindError`.
+    """
     n_tcp = sum(not host.endswith(".sock") for host in hosts)
     if port == 0 and n_tcp > 1:
         raise BindError(f"--port 0 cannot be shared by several addresses: {', '.join(hosts)}")
@@ -66,8 +68,8 @@ def _open_tcp(host: str, port: int, *, reuse_port: bool, v6_only: bool) -> Liste
 def _open_unix(path: str) -> Listener:
     # A socket file that an earlier process left behind is replaced; anything else at that path is not touched.
     with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.unlink(path)
+        if Path(path).is_socket():
+            Path(path).unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(path)

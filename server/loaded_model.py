@@ -1,4 +1,4 @@
-"""Everything that exists once a model is loaded: engine, vocabulary, chat template, defaults. And the loading itself."""
+"""Everything that exists once a model is loaded (engine, vocabulary, chat template, defaults), and the loading."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ log = logging.getLogger("pyllama.server.srv")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """`facts`: what `/models` and `/props` say about the file (keys: see `model_facts`). `n_ctx`: the pool of all slots, in tokens.
+    """`facts`: what `/models` and `/props` say about the file (keys: see `model_facts`).
 
-    sampler_factory: `pyllama._engine.Sampler`. chat_template: None when the file has none that can be used; `template_error` says why.
+    n_ctx: tokens of the pool that all slots share; n_ctx_slot: what one slot may use of it.
+    sampler_factory: `pyllama._engine.Sampler`. chat_template: None when the file has none that can be used;
+    `template_error` says why.
     """
 
     facts: Mapping[str, Any]
@@ -51,7 +53,7 @@ class LoadedModel:
     def render_chat(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
     ) -> str:
-        """Prompt text of a conversation. Raises `TemplateError`; `InvalidRequest` when the model has no usable template."""
+        """Prompt text of a conversation. Raises `TemplateError`; `InvalidRequest` without a usable template."""
         if self.chat_template is None:
             raise InvalidRequest(f"this model has no usable chat template: {self.template_error}")
         return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)

@@ -20,8 +20,8 @@ class Encoder(Protocol):
 def read_logit_bias(value: Any, tokenizer: Encoder, n_vocab: int) -> tuple[tuple[int, float], ...]:
     """An array of `[token, bias]` pairs or an object token -> bias.
 
-    A token is an id or a text, all of whose tokens get the bias; an object key that is an integer is an id. A bias is a number, or
-    `false` to ban. Ids outside the vocabulary and malformed pairs are skipped, as clients of llama-server expect.
+    A token is an id or a text, all of whose tokens get the bias; an object key that is an integer is an id. A bias is
+    a number, or `false` to ban. Ids outside the vocabulary and malformed pairs are skipped, as clients expect.
     """
     pairs: Iterable[tuple[Any, Any]]
     if isinstance(value, list):

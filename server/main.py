@@ -23,8 +23,8 @@ from pyllama.server.state import ServerState
 
 log = logging.getLogger("pyllama.server.srv")
 
-# A thread that wants the interpreter gets it after this many seconds at most (Python's default: 5 ms). The engine thread needs it for
-# some microseconds between two steps, while the event loop may be parsing a large body.
+# A thread that wants the interpreter gets it after this many seconds at most (Python's default: 5 ms). The engine
+# thread needs it for some microseconds between two steps, while the event loop may be parsing a large body.
 SWITCH_INTERVAL = 0.0005
 
 SHUTDOWN_SECONDS = 3
@@ -66,7 +66,7 @@ def run() -> int:
 
 def serve(settings: ServerSettings) -> int:
     """Listen, load, serve. Returns the exit code."""
-    # Until the model is ready a signal has its default action: loading cannot be interrupted halfway, the process just ends.
+    # Until the model is ready a signal has its default action: loading cannot stop halfway, the process just ends.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.setswitchinterval(SWITCH_INTERVAL)
@@ -118,9 +118,7 @@ async def _serve(settings: ServerSettings, listeners: list[Listener]) -> int:
     for listener in listeners:
         log.info("listening on %s", listener.url)
     if settings.port == 8080:
-        log.info(
-            "notice: llama-server's default port will change from 8080 to 9931 in a later release; set --port to be sure"
-        )
+        log.info("notice: the default port of llama-server will move from 8080 to 9931; set --port to be sure")
     await serving
     log.info("the server has ended")
     return 0

@@ -1,7 +1,7 @@
 """Counters and gauges of `/metrics`: names, order and types of llama-server, in the Prometheus text format.
 
-The official client library is not used to write them: its text writer forces the ending `_total` on every counter, and the names
-here are a contract (`n_tokens_max` is a counter without it). A test reads the text with that library's parser.
+The official client library does not write them: its text writer forces the ending `_total` on every counter, while the
+names here are a contract (`n_tokens_max` is a counter without it). A test reads the text with that library's parser.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def header(scope: Scope, name: bytes) -> bytes:
 class CorsMiddleware:
     """Response headers that every answer carries, and the answer to OPTIONS.
 
-    Without an API key any web page could use a local server, so the default `*` is then answered literally and without credentials:
-    browsers keep cookies and the page apart. With a key the origin is echoed and credentials are allowed, as llama-server does.
+    Without an API key any web page could use a local server, so the default `*` is then answered literally and without
+    credentials. With a key the origin is echoed and credentials are allowed, as llama-server does.
     """
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
@@ -105,7 +105,7 @@ class ApiKeyMiddleware:
         given = header(scope, b"authorization") or header(scope, b"x-api-key")
         given = given.removeprefix(b"Bearer ")
         # Every key is compared, each in constant time, so that the time tells nothing about them.
-        return any([hmac.compare_digest(given, key) for key in self._keys])
+        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and scope["path"] not in PUBLIC_PATHS and not self._accepts(scope):
@@ -144,7 +144,7 @@ class BodyLimitMiddleware:
 
 
 class ErrorMiddleware:
-    """Turns exceptions of handlers into error bodies. A fault of our own is logged with its traceback; the server lives on."""
+    """Turns exceptions of handlers into error bodies. A fault of our own is logged with its traceback."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -29,7 +29,7 @@ def read_prompts(value: Any, tokenizer: Encoder, n_vocab: int) -> list[list[int]
 def read_prompt(
     value: Any, tokenizer: Encoder, n_vocab: int, *, add_special: bool = True, parse_special: bool = True
 ) -> list[int]:
-    """One prompt. A string gets BOS where the vocabulary asks for it; in a mixed array only a string in first place does."""
+    """One prompt. A string gets BOS where the vocabulary asks for it; in an array only one in first place does."""
     if isinstance(value, str):
         return tokenizer.encode(value, add_special=add_special, parse_special=parse_special)
     if isinstance(value, dict):
@@ -42,15 +42,15 @@ def read_prompt(
             if not 0 <= item < n_vocab:
                 shown = item if abs(item) < 10**20 else "a huge number"
                 raise InvalidRequest(
-                    f"Prompt contains invalid tokens: {shown} at position {position} is outside the vocabulary of {n_vocab} tokens"
+                    f"Prompt contains invalid tokens: {shown} at position {position} is outside the vocabulary "
+                    f"of {n_vocab} tokens"
                 )
             tokens.append(item)
         elif isinstance(item, str):
-            tokens += tokenizer.encode(item, add_special=add_special and position == 0, parse_special=parse_special)
+            is_first = position == 0
+            tokens += tokenizer.encode(item, add_special=add_special and is_first, parse_special=parse_special)
         else:
-            raise InvalidRequest(
-                f'"prompt": an array of tokens may hold integers and strings, but found {type_name(item)}'
-            )
+            raise InvalidRequest(f'"prompt": a token array holds integers and strings, but found {type_name(item)}')
     return tokens
 
 

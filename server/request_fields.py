@@ -1,8 +1,8 @@
 """The one table of request fields (name, aliases, type, limits, default) and the reader that applies it to a JSON body.
 
-Rules: null is absent; unknown fields are ignored; of a field and its aliases the first present wins; hard limits refuse, soft limits
-clamp; booleans given for numbers are 0 or 1; fractions given for integers are cut. A field of a feature that does not exist here is
-refused unless its value is neutral, so that nothing is ignored silently.
+Rules: null is absent; unknown fields are ignored; of a field and its aliases the first present wins; hard limits
+refuse, soft limits clamp; booleans given for numbers are 0 or 1; fractions given for integers are cut. A field of a
+feature that does not exist here is refused unless its value is neutral, so that nothing is ignored silently.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
     "reasoning_budget_end_tags": lambda v: v == [],
 }
 
-# JSON types that the unsupported fields have where they are supported: another type is the client's mistake (400), not a missing feature.
+# JSON types of these fields where they exist: another type is the client's mistake (400), not a missing feature.
 _UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
     "grammar": ("string",),
     "grammar_lazy": ("boolean",),

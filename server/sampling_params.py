@@ -12,8 +12,8 @@ from pyllama.server.errors import InvalidRequest
 
 RANDOM_SEED = 0xFFFFFFFF
 
-# Chain members that the engine's sampler knows. The other names of llama-server are accepted in `samplers` because their parameters
-# are neutral here (request_fields.py refuses active ones), so leaving them out of the chain changes nothing.
+# Chain members that the engine's sampler knows. The other names of llama-server are accepted in `samplers` because
+# their parameters are neutral here (request_fields.py refuses active ones): leaving them out changes nothing.
 ENGINE_SAMPLERS = frozenset({"penalties", "top_k", "top_p", "min_p", "temperature"})
 
 

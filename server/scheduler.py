@@ -1,8 +1,8 @@
 """What runs next, as pure functions: states of sequences in, plan out. No clock, no I/O, no engine.
 
-Fairness: everything is ordered by `age` (arrival number; smaller is older). Requests wait in one FIFO, the oldest sequence always makes
-progress, and when memory is short the newest sequence gives way and waits. A younger sequence never starts a prompt past an older one
-that waits for memory.
+Fairness: everything is ordered by `age` (arrival number; smaller is older). Requests wait in one FIFO, the oldest
+sequence always makes progress, and when memory is short the newest sequence gives way and waits. A younger sequence
+never starts a prompt past an older one that waits for memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Waiting:
 def plan_step(sequences: Sequence[SequenceState], n_batch: int, *, mixes_prompts: bool = True) -> list[Chunk]:
     """One token of every generating sequence, then prompt tokens, oldest first, up to `n_batch` rows in all.
 
-    n_batch: more than the number of slots. mixes_prompts: continuous batching; off, prompts wait until nothing generates.
+    n_batch: more than the number of slots. mixes_prompts: continuous batching; off, prompts wait for all generation.
     """
     chunks = [Chunk(s.slot, 1, True) for s in sequences if s.is_generating and not s.is_blocked]
     if chunks and not mixes_prompts:
@@ -72,8 +72,8 @@ def _startable_prompts(sequences: Sequence[SequenceState]) -> list[SequenceState
 def resumable(sequences: Sequence[SequenceState], free_tokens: int, page_tokens: int) -> list[int]:
     """Slots of blocked sequences that may start again, oldest first.
 
-    A blocked sequence needs room for all its tokens and one page to go on with; when nothing else runs it may try at once (memory that
-    younger sequences hold is then taken from them).
+    A blocked sequence needs room for all its tokens and one page to go on with; when nothing else runs it may try at
+    once (memory that younger sequences hold is then taken from them).
     """
     blocked = sorted((s for s in sequences if s.is_blocked), key=lambda s: s.age)
     runs = any(s.is_generating and not s.is_blocked for s in sequences) or bool(_startable_prompts(sequences))
@@ -88,7 +88,7 @@ def resumable(sequences: Sequence[SequenceState], free_tokens: int, page_tokens:
 
 
 def gives_way(candidates: Sequence[SequenceState]) -> SequenceState | None:
-    """Who loses its memory when the pool is full: the newest. None when only one is left, which then cannot be served."""
+    """Who loses its memory when the pool is full: the newest. None when only one is left: it cannot be served."""
     return max(candidates, key=lambda s: s.age) if len(candidates) > 1 else None
 
 
@@ -98,8 +98,8 @@ def admit(
     """Which queued groups start now, and on which slots: pairs (index into `waiting`, slots, the first for the prompt).
 
     choose(index, free): the best of the free slots for a group that does not ask for one.
-    Strictly first come, first served: a group that does not fit keeps every free slot for itself. Only a group that waits for one busy
-    slot lets others pass, on other slots.
+    Strictly first come, first served: a group that does not fit keeps every free slot for itself. Only a group that
+    waits for one busy slot lets others pass, on other slots.
     """
     free = set(idle)
     admitted: list[tuple[int, list[int]]] = []

@@ -41,8 +41,8 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 def choose_slot(idle: Iterable[Slot], prompt: Sequence[int], similarity: float) -> tuple[Slot, float | None]:
     """The idle slot for a prompt, and the common-prefix share when that decided.
 
-    The largest share of the prompt that a slot already holds wins if it exceeds `similarity` (0: rule off), else the slot unused for
-    longest (ties: the highest id).
+    The largest share of the prompt that a slot already holds wins if it exceeds `similarity` (0: rule off), else the
+    slot unused for longest (ties: the highest id).
     """
     candidates = list(idle)
     if similarity > 0 and prompt:

@@ -1,4 +1,4 @@
-"""Server-sent events: their byte format, and the response that streams a request's events until it ends or the client goes."""
+"""Server-sent events: their byte format, and the response that streams a request's events."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def sse_event(value: Any) -> bytes:
 class EventStream(Response):
     """Streams the results of `request`. `first`: events that were read already.
 
-    to_chunks: event -> JSON values to send. ends_with_done: OpenAI style, `[DONE]` after the last event; not after an error.
-    ping_interval: seconds of silence before a comment line; <= 0 never. on_end: called once, with True when all results were delivered.
+    to_chunks: event -> JSON values to send. ends_with_done: `[DONE]` after the last event; not after an error.
+    ping_interval: seconds of silence before a comment line; <= 0 never.
+    on_end: called once, with True when all results were delivered.
     """
 
     media_type = "text/event-stream"
@@ -113,7 +114,7 @@ STREAM_HEADERS = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering"
 
 
 class _PingTimer:
-    """Calls `on_silence` whenever `interval` seconds passed since the last `touch`. One timer per stream, not one per token."""
+    """Calls `on_silence` when `interval` seconds passed since the last `touch`. One timer per stream, not per token."""
 
     def __init__(self, interval: int, on_silence: Callable[[], None]) -> None:
         self._interval = min(interval, 10**6)

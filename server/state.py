@@ -1,4 +1,4 @@
-"""What the application knows: settings, the loaded model once there is one, and the event loop that events are delivered to."""
+"""What the application knows: settings, the loaded model once there is one, and the event loop to deliver to."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ namespace v100 {
 // |r| <= 0.35); scaled by 2^n through the exponent bits. Vector versions use the same steps with fused multiply-adds.
 namespace exp_constants {
 inline constexpr float kLog2E = 1.44269504088896341f;
-inline constexpr float kLn2High = 0.693145751953125f;      // 15 bits: n * high is exact
+inline constexpr float kLn2High = 0.693145751953125f;  // 15 bits: n * high is exact
 inline constexpr float kLn2Low = 1.42860682030941723e-6f;
 inline constexpr float kLowest = -87.0f;
 inline constexpr float kHighest = 88.0f;

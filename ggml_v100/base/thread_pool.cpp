@@ -38,7 +38,7 @@ struct ThreadPool::State {
   std::atomic<uint64_t> generation{0};  // incremented once per run()
   std::atomic<int32_t> remaining{0};    // active workers that have not finished the current run
   std::atomic<int32_t> active{1};
-  std::atomic<int64_t> counter{0};      // next chunk of parallel_for
+  std::atomic<int64_t> counter{0};  // next chunk of parallel_for
   std::atomic<bool> stopping{false};
   std::atomic<int32_t> sleepers{0};
   Erased function = nullptr;
@@ -120,7 +120,8 @@ int32_t ThreadPool::active() const noexcept { return state_->active.load(std::me
 
 void ThreadPool::set_active(int32_t n_threads) {
   if (n_threads < 1 || n_threads > size())
-    throw InvalidArgument("active threads is " + std::to_string(n_threads) + ", expected 1 to " + std::to_string(size()));
+    throw InvalidArgument("active threads is " + std::to_string(n_threads) + ", expected 1 to " +
+                          std::to_string(size()));
   state_->active = n_threads;
 }
 
@@ -136,7 +137,8 @@ void ThreadPool::run_erased(Erased function, void* context) {
   state.remaining.store(n - 1, std::memory_order_relaxed);
   {
     // The generation's low 16 bits carry the number of active threads, so that a late waker reads both in one load.
-    const uint64_t next = ((state.generation.load(std::memory_order_relaxed) >> 16) + 1) << 16 | static_cast<uint64_t>(n);
+    const uint64_t next =
+        ((state.generation.load(std::memory_order_relaxed) >> 16) + 1) << 16 | static_cast<uint64_t>(n);
     state.generation.store(next, std::memory_order_seq_cst);
   }
   if (state.sleepers.load(std::memory_order_seq_cst) > 0) {

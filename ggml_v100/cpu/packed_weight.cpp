@@ -134,13 +134,13 @@ std::optional<PanelKind> panel_kind(QuantType type) {
 }
 
 PackedWeight::PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows,
-                           ThreadPool& pool)
+                           ThreadPool& pool, WeightMemory& memory)
     : LinearWeight(type, in_features, out_features), row_bytes_(row_bytes(traits(type), in_features)) {
   if (const auto kind = panel_kind(type)) {
     form_ = Form::panels;
     kind_ = *kind;
     unit_bytes_ = panel_bytes(kind_, in_features);
-    data_ = Buffer(static_cast<size_t>(column_units() * unit_bytes_));
+    allocate(static_cast<size_t>(column_units() * unit_bytes_), memory);
     pack_panels(rows, pool);
   } else if (type == QuantType::F32 || type == QuantType::F16 || type == QuantType::BF16) {
     form_ = Form::dense;
@@ -148,19 +148,24 @@ PackedWeight::PackedWeight(QuantType type, int32_t in_features, int32_t out_feat
     unit_columns_ = kGroupColumns;
     unit_bytes_ = row_bytes_ * kGroupColumns;
     const int32_t panels = (out_features + kPanelColumns - 1) / kPanelColumns;
-    data_ = Buffer(static_cast<size_t>(row_bytes_) * kPanelColumns * static_cast<size_t>(panels));
+    allocate(static_cast<size_t>(row_bytes_) * kPanelColumns * static_cast<size_t>(panels), memory);
     pack_dense(rows, pool);
   } else {
     form_ = Form::rows;
     if (traits(type).block_values == 1 && type != QuantType::F64)
       throw InvalidArgument("a weight matrix of type " + std::string(traits(type).name) + " cannot be multiplied");
     unit_bytes_ = row_bytes_ * kPanelColumns;
-    data_ = Buffer(static_cast<size_t>(row_bytes_ * out_features));
+    allocate(static_cast<size_t>(row_bytes_ * out_features), memory);
     pool.parallel_for(out_features, 64, [&](int64_t begin, int64_t end) {
-      std::memcpy(data_.data() + begin * row_bytes_, rows + begin * row_bytes_,
+      std::memcpy(data_.get() + begin * row_bytes_, rows + begin * row_bytes_,
                   static_cast<size_t>((end - begin) * row_bytes_));
     });
   }
+}
+
+void PackedWeight::allocate(size_t bytes, WeightMemory& memory) {
+  bytes_ = bytes;
+  data_ = memory.allocate(bytes);
 }
 
 int32_t PackedWeight::group_panels(int32_t index) const {
@@ -176,7 +181,7 @@ void PackedWeight::pack_panels(const std::byte* rows, ThreadPool& pool) {
       const int32_t columns = static_cast<int32_t>(std::min<int64_t>(kPanelColumns, out_features - p * kPanelColumns));
       for (int32_t index = 0; index < blocks; ++index)
         for (int32_t c = 0; c < columns; ++c)
-          put_block(kind_, data_.data() + p * unit_bytes_, c, index,
+          put_block(kind_, data_.get() + p * unit_bytes_, c, index,
                     rows + (p * kPanelColumns + c) * row_bytes_ + static_cast<int64_t>(index) * t.block_bytes);
     }
   });
@@ -188,7 +193,7 @@ void PackedWeight::pack_dense(const std::byte* rows, ThreadPool& pool) {
     for (int64_t g = begin; g < end; ++g) {
       const int32_t width = group_panels(static_cast<int32_t>(g)) * kPanelColumns;
       const int32_t columns = static_cast<int32_t>(std::min<int64_t>(width, out_features - g * kGroupColumns));
-      std::byte* target = data_.data() + g * unit_bytes_;
+      std::byte* target = data_.get() + g * unit_bytes_;
       for (int32_t c = 0; c < columns; ++c) {
         const std::byte* source = rows + (g * kGroupColumns + c) * row_bytes_;
         for (int32_t k = 0; k < in_features; ++k)

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "cpu/kernels.h"
+#include "cpu/weight_memory.h"
 #include "ops/ops.h"
-#include "tensor/buffer.h"
 
 namespace v100::cpu {
 
@@ -21,8 +21,9 @@ class PackedWeight final : public LinearWeight {
     rows,    // rows as in the file, decoded chunk by chunk while multiplying
   };
 
-  PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, ThreadPool& pool);
-  size_t bytes() const override { return data_.size(); }
+  PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, ThreadPool& pool,
+               WeightMemory& memory);
+  size_t bytes() const override { return bytes_; }
 
   Form form() const { return form_; }
   PanelKind kind() const { return kind_; }            // form panels
@@ -33,13 +34,14 @@ class PackedWeight final : public LinearWeight {
   int32_t unit_columns() const { return unit_columns_; }
   int64_t unit_bytes() const { return unit_bytes_; }
 
-  const std::byte* panel(int32_t index) const { return data_.data() + index * unit_bytes_; }
+  const std::byte* panel(int32_t index) const { return data_.get() + index * unit_bytes_; }
   // Group of up to four panels, [in_features][16 * group_panels(index)].
-  const std::byte* group(int32_t index) const { return data_.data() + index * unit_bytes_; }
+  const std::byte* group(int32_t index) const { return data_.get() + index * unit_bytes_; }
   int32_t group_panels(int32_t index) const;
-  const std::byte* row(int32_t index) const { return data_.data() + index * row_bytes_; }
+  const std::byte* row(int32_t index) const { return data_.get() + index * row_bytes_; }
 
  private:
+  void allocate(size_t bytes, WeightMemory& memory);
   void pack_panels(const std::byte* rows, ThreadPool& pool);
   void pack_dense(const std::byte* rows, ThreadPool& pool);
 
@@ -49,7 +51,8 @@ class PackedWeight final : public LinearWeight {
   int32_t unit_columns_ = kPanelColumns;
   int64_t unit_bytes_ = 0;
   int64_t row_bytes_ = 0;  // of a row in the file
-  Buffer data_;
+  size_t bytes_ = 0;
+  std::shared_ptr<std::byte> data_;
 };
 
 }  // namespace v100::cpu

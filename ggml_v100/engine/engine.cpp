@@ -92,7 +92,8 @@ Engine::~Engine() = default;
 void Engine::check_token(int32_t token) const {
   const int32_t vocab = model_->text().hyperparameters().vocab;
   if (token < 0 || token >= vocab)
-    throw InvalidArgument("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(vocab));
+    throw InvalidArgument("token id " + std::to_string(token) + " is outside the vocabulary of " +
+                          std::to_string(vocab));
 }
 
 template <typename OnLogits>
@@ -173,7 +174,8 @@ std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work) {
   return outputs;
 }
 
-void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences, std::span<const uint8_t> wanted) {
+void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences,
+                    std::span<const uint8_t> wanted) {
   const std::lock_guard lock(mutex_);
   if (tokens.empty()) throw InvalidArgument("the batch has no tokens");
   if (tokens.size() > static_cast<size_t>(n_batch_))

@@ -23,11 +23,11 @@ inline constexpr int32_t kDecodeRows = 64;
 
 // No defaults here: the option table fills every field.
 struct EngineParams {
-  int32_t n_ctx;      // tokens in the page pool, rounded up to pages; 0 = training length
-  int32_t n_seq_max;  // sequences
-  int32_t n_batch;    // rows of one decode() call
-  int32_t n_ubatch;   // rows of one forward pass
-  int32_t n_threads;  // 0 = all cores
+  int32_t n_ctx;            // tokens in the page pool, rounded up to pages; 0 = training length
+  int32_t n_seq_max;        // sequences
+  int32_t n_batch;          // rows of one decode() call
+  int32_t n_ubatch;         // rows of one forward pass
+  int32_t n_threads;        // 0 = all cores
   int32_t n_threads_batch;  // 0 = n_threads
   std::string type_k, type_v;
   RopeSettings rope;

@@ -41,8 +41,8 @@ std::vector<std::byte> Engine::save_sequence(int32_t sequence) const {
   std::vector<std::byte> state(sizeof header + pages.size() * page_bytes_);
   std::memcpy(state.data(), &header, sizeof header);
   for (size_t i = 0; i < pages.size(); ++i)
-    std::memcpy(state.data() + sizeof header + i * page_bytes_, kv_.data() + static_cast<size_t>(pages[i]) * page_bytes_,
-                page_bytes_);
+    std::memcpy(state.data() + sizeof header + i * page_bytes_,
+                kv_.data() + static_cast<size_t>(pages[i]) * page_bytes_, page_bytes_);
   return state;
 }
 
@@ -64,14 +64,15 @@ void Engine::load_sequence(int32_t sequence, std::span<const std::byte> state) {
       header.page_bytes != page_bytes_)
     throw InvalidArgument("sequence state was saved with other KV cache types");
   if (header.length < 0 || state.size() != sizeof header + page_count(header.length) * page_bytes_)
-    throw InvalidArgument("sequence state of " + std::to_string(header.length) + " tokens has " +
-                          std::to_string(state.size()) + " bytes, expected " +
-                          std::to_string(sizeof header + page_count(header.length < 0 ? 0 : header.length) * page_bytes_));
+    throw InvalidArgument(
+        "sequence state of " + std::to_string(header.length) + " tokens has " + std::to_string(state.size()) +
+        " bytes, expected " +
+        std::to_string(sizeof header + page_count(header.length < 0 ? 0 : header.length) * page_bytes_));
   memory_.append(sequence, header.length);
   const auto pages = memory_.pages(sequence);
   for (size_t i = 0; i < pages.size(); ++i)
-    std::memcpy(kv_.data() + static_cast<size_t>(pages[i]) * page_bytes_, state.data() + sizeof header + i * page_bytes_,
-                page_bytes_);
+    std::memcpy(kv_.data() + static_cast<size_t>(pages[i]) * page_bytes_,
+                state.data() + sizeof header + i * page_bytes_, page_bytes_);
 }
 
 }  // namespace v100

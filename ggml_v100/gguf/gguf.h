@@ -17,7 +17,19 @@
 namespace v100 {
 
 enum class GgufValueType : int32_t {
-  U8 = 0, I8 = 1, U16 = 2, I16 = 3, U32 = 4, I32 = 5, F32 = 6, BOOL = 7, STRING = 8, ARRAY = 9, U64 = 10, I64 = 11, F64 = 12,
+  U8 = 0,
+  I8 = 1,
+  U16 = 2,
+  I16 = 3,
+  U32 = 4,
+  I32 = 5,
+  F32 = 6,
+  BOOL = 7,
+  STRING = 8,
+  ARRAY = 9,
+  U64 = 10,
+  I64 = 11,
+  F64 = 12,
 };
 
 // Array of fixed-size elements: raw little-endian bytes, count * size of them, inside the mapping (maybe unaligned).
@@ -25,8 +37,8 @@ enum class GgufValueType : int32_t {
 struct GgufArray {
   GgufValueType element_type;
   uint64_t count;
-  std::span<const std::byte> bytes;         // fixed-size element types
-  std::vector<std::string_view> strings;    // STRING; any bytes, not necessarily UTF-8
+  std::span<const std::byte> bytes;       // fixed-size element types
+  std::vector<std::string_view> strings;  // STRING; any bytes, not necessarily UTF-8
 };
 
 using GgufValue = std::variant<uint64_t, int64_t, double, bool, std::string_view, GgufArray>;  // by widened kind

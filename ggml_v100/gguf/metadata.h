@@ -22,8 +22,8 @@ class Metadata {
   Metadata(std::shared_ptr<const GgufFile> file, MetadataOverrides overrides);
 
   bool has(std::string_view key) const;
-  std::optional<int64_t> find_int(std::string_view key) const;      // any integer type
-  std::optional<double> find_float(std::string_view key) const;     // f32 or f64
+  std::optional<int64_t> find_int(std::string_view key) const;   // any integer type
+  std::optional<double> find_float(std::string_view key) const;  // f32 or f64
   std::optional<bool> find_bool(std::string_view key) const;
   std::optional<std::string> find_string(std::string_view key) const;
   std::optional<uint64_t> find_array_size(std::string_view key) const;

@@ -63,7 +63,8 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
   const auto n_tokens = metadata.find_array_size("tokenizer.ggml.tokens");
   const int64_t vocab = n_tokens ? static_cast<int64_t>(*n_tokens) : keys.required("vocab_size", 1, kMany);
   if (vocab < 1 || vocab > (1 << 24))
-    throw ModelError("the vocabulary has " + std::to_string(vocab) + " tokens, expected 1 to " + std::to_string(1 << 24));
+    throw ModelError("the vocabulary has " + std::to_string(vocab) + " tokens, expected 1 to " +
+                     std::to_string(1 << 24));
   hp.vocab = static_cast<int32_t>(vocab);
 
   const std::vector<int32_t> none(static_cast<size_t>(hp.layers), 0);

@@ -24,7 +24,7 @@ struct Hyperparameters {
   int32_t context_length = 0;  // training length
   int32_t hidden = 0;
   int32_t layers = 0;
-  int32_t vocab = 0;  // length of the token list
+  int32_t vocab = 0;              // length of the token list
   std::vector<int32_t> heads;     // per layer
   std::vector<int32_t> kv_heads;  // per layer
   std::vector<int32_t> ffn;       // per layer

@@ -14,11 +14,11 @@ namespace v100 {
 namespace {
 
 struct Block {
-  VectorWeight attn_norm;                // [H]
-  Linear attn_q, attn_k, attn_v;         // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
-  Linear attn_output;                    // [H, Hq Dv]
-  VectorWeight ffn_norm;                 // [H]
-  Linear ffn_gate, ffn_up, ffn_down;     // [F, H], [F, H], [H, F]
+  VectorWeight attn_norm;             // [H]
+  Linear attn_q, attn_k, attn_v;      // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
+  Linear attn_output;                 // [H, Hq Dv]
+  VectorWeight ffn_norm;              // [H]
+  Linear ffn_gate, ffn_up, ffn_down;  // [F, H], [F, H], [H, F]
 };
 
 class Llama final : public TextModel {
@@ -28,7 +28,8 @@ class Llama final : public TextModel {
   const Hyperparameters& hyperparameters() const override { return hp_; }
   std::vector<KvShape> kv_shapes() const override;
   RopeAngles rope(const RopeSettings& settings, int32_t n_ctx) const override;
-  Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const override;
+  Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
+                 std::span<const int32_t> outputs) const override;
 
  private:
   Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const;
@@ -37,9 +38,9 @@ class Llama final : public TextModel {
   Hyperparameters hp_;
   EmbeddingTable token_embd_;  // [V, H]
   std::vector<Block> blocks_;
-  VectorWeight output_norm_;   // [H]
-  Linear output_;              // [V, H]
-  VectorWeight rope_freqs_;    // [D / 2] or empty
+  VectorWeight output_norm_;  // [H]
+  Linear output_;             // [V, H]
+  VectorWeight rope_freqs_;   // [D / 2] or empty
   VectorWeight rope_factors_long_, rope_factors_short_;
 };
 
@@ -62,7 +63,8 @@ Llama::Llama(Hyperparameters hyperparameters, const WeightLoader& weights) : hp_
     if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || ffn < 1)
       throw ModelError(prefix + "*: " + std::to_string(heads) + " heads over " + std::to_string(kv_heads) +
                        " kv heads and a feed-forward of " + std::to_string(ffn) + " do not make a llama block");
-    const int32_t q_size = heads * hp_.head_dim_k, k_size = kv_heads * hp_.head_dim_k, v_size = kv_heads * hp_.head_dim_v;
+    const int32_t q_size = heads * hp_.head_dim_k, k_size = kv_heads * hp_.head_dim_k,
+                  v_size = kv_heads * hp_.head_dim_v;
     Block block;
     block.attn_norm = weights.vector(prefix + "attn_norm.weight", hp_.hidden);
     if (weights.has(prefix + "attn_qkv.weight")) {
@@ -109,15 +111,15 @@ Tensor Llama::attention(Ops& ops, int32_t layer, const Rows& rows, const Forward
   const KvLayer& kv = state.kv[static_cast<size_t>(layer)];
   const std::array<const Linear*, 3> weights{&w.attn_q, &w.attn_k, &w.attn_v};
   std::array<Tensor, 3> qkv;
-  const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);              // [rows, H]
+  const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);  // [rows, H]
   ops.multi_linear(n, weights, qkv);
-  const auto& [q, k, v] = qkv;                                                 // [rows, Hq D], [rows, Hkv D], [rows, Hkv Dv]
+  const auto& [q, k, v] = qkv;  // [rows, Hq D], [rows, Hkv D], [rows, Hkv Dv]
   ops.rope(q, heads, hp_.head_dim_k, state.rope, RopeLayout::interleaved);
   ops.rope(k, kv_heads, hp_.head_dim_k, state.rope, RopeLayout::interleaved);
   ops.kv_append(k, v, rows, kv);
   const float scale = 1.0f / std::sqrt(static_cast<float>(hp_.head_dim_k));
-  const Tensor heads_out = ops.attention(q, rows, kv, heads, scale);           // [rows, Hq Dv]
-  const Tensor a = ops.linear(heads_out, w.attn_output);                       // [rows, H], partial
+  const Tensor heads_out = ops.attention(q, rows, kv, heads, scale);  // [rows, Hq Dv]
+  const Tensor a = ops.linear(heads_out, w.attn_output);              // [rows, H], partial
   ops.all_reduce(a);
   return a;
 }
@@ -125,16 +127,16 @@ Tensor Llama::attention(Ops& ops, int32_t layer, const Rows& rows, const Forward
 // x += a, then x += feed-forward of x, in place.
 void Llama::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
   const Block& w = blocks_[static_cast<size_t>(layer)];
-  const Tensor n = ops.add_rms_norm(x, a, w.ffn_norm, hp_.rms_epsilon);        // [rows, H]
+  const Tensor n = ops.add_rms_norm(x, a, w.ffn_norm, hp_.rms_epsilon);          // [rows, H]
   const Tensor f = ops.gated_linear(n, w.ffn_gate, w.ffn_up, Activation::silu);  // [rows, F / ranks]
-  const Tensor d = ops.linear(f, w.ffn_down);                                  // [rows, H], partial
+  const Tensor d = ops.linear(f, w.ffn_down);                                    // [rows, H], partial
   ops.all_reduce(d);
   ops.add(x, d);
   ops.tap("block_out", layer, x);
 }
 
 Tensor Llama::forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const {
-  Tensor x = ops.embed(rows.tokens, token_embd_);                              // [rows, H], the residual stream
+  Tensor x = ops.embed(rows.tokens, token_embd_);  // [rows, H], the residual stream
   const int32_t last = hp_.layers - 1;
   for (int32_t layer = 0; layer < last; ++layer) {
     const Ops::Scope scope(ops);
@@ -143,11 +145,11 @@ Tensor Llama::forward(Ops& ops, const Rows& rows, const ForwardState& state, std
   // Past the last layer's keys and values only the rows whose logits are wanted matter.
   Tensor a = attention(ops, last, rows, state, x);
   if (outputs.empty()) return {};
-  x = ops.gather_rows(x, outputs);                                             // [outputs, H]
+  x = ops.gather_rows(x, outputs);  // [outputs, H]
   a = ops.gather_rows(a, outputs);
   feed_forward(ops, last, x, a);
   const Tensor n = ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
-  return ops.linear(n, output_);                                               // [outputs, V]
+  return ops.linear(n, output_);  // [outputs, V]
 }
 
 }  // namespace

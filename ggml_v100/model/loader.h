@@ -26,8 +26,8 @@ class WeightLoader {
   // `name.weight` [out, in], and `name.bias` [out] where the file has it.
   Linear linear(const std::string& name, int32_t in_features, int32_t out_features) const;
   // Rows [first, first + out_features) of a fused weight of all_rows rows, with its own bias `bias_name.bias` if present.
-  Linear linear_rows(const std::string& name, int32_t in_features, int32_t all_rows, int32_t first, int32_t out_features,
-                     const std::string& bias_name) const;
+  Linear linear_rows(const std::string& name, int32_t in_features, int32_t all_rows, int32_t first,
+                     int32_t out_features, const std::string& bias_name) const;
   EmbeddingTable embedding(const std::string& name, int32_t features, int32_t vocab) const;
 
  private:

@@ -28,7 +28,8 @@ class TextModel {
   virtual RopeAngles rope(const RopeSettings& settings, int32_t n_ctx) const = 0;
   // Runs the rows through all layers, appending to the KV pages. Returns logits [outputs, vocab] of the given rows; a
   // tensor without rows when outputs is empty. The caller holds an Ops::Scope.
-  virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const = 0;
+  virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
+                         std::span<const int32_t> outputs) const = 0;
 };
 
 }  // namespace v100

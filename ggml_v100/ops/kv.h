@@ -43,11 +43,11 @@ struct SequenceRows {
 
 // A ubatch: rows of all sequences concatenated, never padded. All spans have one entry per row unless said otherwise.
 struct Rows {
-  std::span<const int32_t> tokens;            // token ids
-  std::span<const int32_t> positions;         // rotary positions
-  std::span<const int32_t> kv_index;          // index of the row's own token within its sequence: where K and V are written
-  std::span<const RowRange> visible;          // kv indices the row attends to; causal: [0, kv_index + 1)
-  std::span<const SequenceRows> sequences;    // one entry per sequence, rows ascending, covering all rows
+  std::span<const int32_t> tokens;     // token ids
+  std::span<const int32_t> positions;  // rotary positions
+  std::span<const int32_t> kv_index;   // index of the row's own token within its sequence: where K and V are written
+  std::span<const RowRange> visible;   // kv indices the row attends to; causal: [0, kv_index + 1)
+  std::span<const SequenceRows> sequences;  // one entry per sequence, rows ascending, covering all rows
 
   int32_t count() const { return static_cast<int32_t>(tokens.size()); }
 };

@@ -141,9 +141,7 @@ class Ops {
   virtual void all_reduce(Tensor partial) = 0;
 
   // A named intermediate for comparing engines; free when no tap is installed.
-  virtual void tap(std::string_view name, int32_t layer, Tensor value) {
-    (void)name, (void)layer, (void)value;
-  }
+  virtual void tap(std::string_view name, int32_t layer, Tensor value) { (void)name, (void)layer, (void)value; }
 
   // Host copy of a tensor's rows, after all operations on it have finished.
   virtual void read(Tensor x, std::span<float> destination) = 0;

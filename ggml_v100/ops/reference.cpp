@@ -134,10 +134,10 @@ class ReferenceOps final : public Ops {
         const int32_t index = rows.kv_index[static_cast<size_t>(r)];
         std::byte* base = page_of(layer, sequence, index);
         for (int32_t h = 0; h < layer.shape.kv_heads; ++h) {
-          encode_kv(layer.shape.type_k, k.row(r) + h * layer.shape.head_dim_k, base + page.k_offset(h, index % kPageTokens),
-                    layer.shape.head_dim_k);
-          encode_kv(layer.shape.type_v, v.row(r) + h * layer.shape.head_dim_v, base + page.v_offset(h, index % kPageTokens),
-                    layer.shape.head_dim_v);
+          encode_kv(layer.shape.type_k, k.row(r) + h * layer.shape.head_dim_k,
+                    base + page.k_offset(h, index % kPageTokens), layer.shape.head_dim_k);
+          encode_kv(layer.shape.type_v, v.row(r) + h * layer.shape.head_dim_v,
+                    base + page.v_offset(h, index % kPageTokens), layer.shape.head_dim_v);
         }
       }
   }
@@ -150,8 +150,8 @@ class ReferenceOps final : public Ops {
       pool_.parallel_for(sequence.rows.end - first, 1, [&](int64_t begin, int64_t end) {
         for (int32_t r = first + static_cast<int32_t>(begin); r < first + end; ++r)
           for (int32_t h = 0; h < heads; ++h)
-            attend(q.row(r) + h * layer.shape.head_dim_k, sequence, rows.visible[static_cast<size_t>(r)], layer, h / group,
-                   scale, y.row(r) + h * layer.shape.head_dim_v);
+            attend(q.row(r) + h * layer.shape.head_dim_k, sequence, rows.visible[static_cast<size_t>(r)], layer,
+                   h / group, scale, y.row(r) + h * layer.shape.head_dim_v);
       });
     }
     return y;
@@ -159,8 +159,7 @@ class ReferenceOps final : public Ops {
 
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {
     Tensor y = create(static_cast<int32_t>(indices.size()), x.features);
-    for (int32_t r = 0; r < y.rows; ++r)
-      std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
+    for (int32_t r = 0; r < y.rows; ++r) std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
     return y;
   }
 
@@ -196,11 +195,12 @@ class ReferenceOps final : public Ops {
   }
 
   // One head of one row over all its pages.
-  static void attend(const float* q, const SequenceRows& sequence, RowRange visible, const KvLayer& layer, int32_t kv_head,
-                     float scale, float* y) {
+  static void attend(const float* q, const SequenceRows& sequence, RowRange visible, const KvLayer& layer,
+                     int32_t kv_head, float scale, float* y) {
     const PageLayout page(layer.shape);
     const int32_t dim_k = layer.shape.head_dim_k, dim_v = layer.shape.head_dim_v;
-    std::vector<float> key(static_cast<size_t>(dim_k)), value(static_cast<size_t>(dim_v)), output(static_cast<size_t>(dim_v));
+    std::vector<float> key(static_cast<size_t>(dim_k)), value(static_cast<size_t>(dim_v)),
+        output(static_cast<size_t>(dim_v));
     float max_all = -std::numeric_limits<float>::infinity(), sum_all = 0;
     std::fill_n(y, dim_v, 0.0f);
     bool first_page = true;
@@ -254,7 +254,9 @@ class ReferenceBackend final : public Backend {
     return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override { return std::make_unique<ReferenceOps>(n_threads); }
+  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
+    return std::make_unique<ReferenceOps>(n_threads);
+  }
 };
 
 }  // namespace

@@ -25,7 +25,9 @@ int32_t nibble(const std::byte* block, int32_t offset, int32_t i) {  // 32 value
   return byte_at(block, offset + i % 16) >> (i / 16 * 4) & 15;
 }
 
-int32_t high_bit(const std::byte* block, int32_t offset, int32_t i) { return byte_at(block, offset + i / 8) >> (i % 8) & 1; }
+int32_t high_bit(const std::byte* block, int32_t offset, int32_t i) {
+  return byte_at(block, offset + i / 8) >> (i % 8) & 1;
+}
 
 // The 6-bit scale and minimum j of the 12 packed bytes of Q4_K.
 void scale_and_minimum(const std::byte* packed, int32_t j, int32_t& scale, int32_t& minimum) {
@@ -115,8 +117,8 @@ IntegerRows unpack_integer_rows(QuantType type, const std::byte* rows, int32_t i
   if (has_minimum) w.minimums.resize(w.scales.size());
   for (size_t block = 0; block < values / static_cast<size_t>(t.block_values); ++block) {
     float minimum[16];
-    unpack_block(type, rows + block * static_cast<size_t>(t.block_bytes), &w.codes[block * static_cast<size_t>(t.block_values)],
-                 &w.scales[block * groups_per_block], minimum);
+    unpack_block(type, rows + block * static_cast<size_t>(t.block_bytes),
+                 &w.codes[block * static_cast<size_t>(t.block_values)], &w.scales[block * groups_per_block], minimum);
     if (has_minimum) std::copy_n(minimum, groups_per_block, &w.minimums[block * groups_per_block]);
   }
   return w;
@@ -186,7 +188,8 @@ void encode_kv(QuantType type, const float* values, std::byte* encoded, int32_t 
       for (int32_t block = 0; block < features / 32; ++block) encode_q4_0(values + block * 32, encoded + block * 18);
       return;
     default:
-      throw InvalidArgument("KV cache type " + std::string(traits(type).name) + " is not one of f32, f16, bf16, q8_0, q4_0");
+      throw InvalidArgument("KV cache type " + std::string(traits(type).name) +
+                            " is not one of f32, f16, bf16, q8_0, q4_0");
   }
 }
 

@@ -51,7 +51,8 @@ class LlamaCppPeer:
         # Both pipes are drained by threads: a full pipe would stop the server.
         first_line: list[str] = []
         reader = threading.Thread(target=lambda: first_line.append(self._process.stdout.readline()), daemon=True)
-        threading.Thread(target=lambda: self._log.extend(self._process.stderr), daemon=True).start()
+        self._log_reader = threading.Thread(target=lambda: self._log.extend(self._process.stderr), daemon=True)
+        self._log_reader.start()
         reader.start()
         reader.join(start_timeout_s)
         if not first_line or not first_line[0].startswith("{"):
@@ -112,6 +113,9 @@ class LlamaCppPeer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._log_reader.join()
+        self._process.stdout.close()
+        self._process.stderr.close()
 
     def __enter__(self) -> LlamaCppPeer:
         return self

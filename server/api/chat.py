@@ -112,7 +112,7 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
 
 
 def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """The body for the completion layer, and the number of alternatives to show per token (None: all that there are)."""
+    """The body for the completion layer, and how many alternatives to show per token (None: all)."""
     fields = {
         name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs", "json_schema", "echo")
     }

@@ -96,7 +96,7 @@ class NativeFormat:
 
 
 class OpenAICompletionFormat:
-    """`/v1/completions`. `logprobs` holds the records in `content` and, beside them, OpenAI's four arrays of the same."""
+    """`/v1/completions`. `logprobs` holds the records in `content` and, beside them, OpenAI's four arrays."""
 
     ends_with_done = True
 

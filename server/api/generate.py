@@ -1,4 +1,4 @@
-"""From prompts and parameters to a response: queue the generations, wait or stream, and let go of them when the client does."""
+"""From prompts and parameters to a response: queue the generations, wait or stream, cancel when the client leaves."""
 
 from __future__ import annotations
 

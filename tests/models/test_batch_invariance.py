@@ -158,7 +158,8 @@ def test_steps_with_eight_sequences_draw_the_tokens_and_logprobs_of_each_alone(s
         pending: dict[int, list[int]] = {}
         while arrivals or pending:
             if arrivals:
-                pending[arrivals[0]] = prompts[arrivals.pop(0)]
+                arrival = arrivals.pop(0)
+                pending[arrival] = prompts[arrival]
             work = [Work(seq_id, tokens, greedy) for seq_id, tokens in pending.items()]
             for output in engine.step(work):
                 drawn[output.seq_id].append((output.token, output.logprob))

@@ -45,8 +45,8 @@ def test_chat_answers_sensibly(llm: Llama) -> None:
 )
 def test_streamed_chat_is_the_plain_chat(llm: Llama, options: dict[str, Any]) -> None:
     messages = [{"role": "user", "content": "Tell a story about a robot. Use emoji."}]
-    plain = llm.create_chat_completion(messages, max_tokens=48, **options)["choices"][0]
-    chunks = list(llm.create_chat_completion(messages, max_tokens=48, stream=True, **options))
+    plain = llm.create_chat_completion(messages, max_tokens=32, **options)["choices"][0]
+    chunks = list(llm.create_chat_completion(messages, max_tokens=32, stream=True, **options))
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == plain["message"]["content"]
     assert chunks[-1]["choices"][0]["finish_reason"] == plain["finish_reason"]
@@ -77,13 +77,14 @@ def test_saved_state_goes_on_identically(llm: Llama, smollm2_path: Path) -> None
     llm(STORY, max_tokens=20, temperature=0)
     state = llm.save_state()
     llm.set_seed(9)
-    expected = list(itertools.islice(llm.generate([], temp=0.8, reset=False), 24))
+    expected = list(itertools.islice(llm.generate([], temp=0.8, reset=False), 16))
     with Llama(smollm2_path, n_ctx=4096) as other:
         other.load_state(state)
         other.set_seed(9)
-        assert list(itertools.islice(other.generate([], temp=0.8, reset=False), 24)) == expected
-        # f16 keys and values: 30 layers x 3 heads x 64 x 2 x 2 bytes per token, and little more.
-        assert state.llama_state_size < state.n_tokens * 30 * 3 * 64 * 2 * 2 * 1.1 + 65536
+        assert list(itertools.islice(other.generate([], temp=0.8, reset=False), 16)) == expected
+    # Whole pages of 256 tokens with f16 keys and values, 30 layers x 3 heads x 64 each, and little more.
+    pages = -(-state.n_tokens // 256)
+    assert state.llama_state_size < pages * 256 * 30 * 3 * 64 * 2 * 2 + 65536
 
 
 def test_event_loop_keeps_beating_while_threads_generate(llm: Llama) -> None:

@@ -19,8 +19,8 @@ from pyllama._engine import Engine, Model
 from support.logits import kl_divergence, position_logits
 from support.logprob_goldens import GoldenPrompt, read_goldens, read_peer_noise
 
-MAX_MEAN_KL = 1e-3  # nats, float weights
-MIN_SAME_ARGMAX = 0.98
+MAX_MEAN_KL = 1e-4  # nats, float weights: a factor of 5 over what sums in another order cost
+MIN_SAME_ARGMAX = 0.99
 
 needs_oracle = pytest.mark.skipif(not peer_is_installed(), reason="needs the xllamacpp wheel")
 
@@ -92,13 +92,13 @@ def test_q4_1_differs_from_llama_cpp_by_no_more_than_two_roundings(q4_1_logits: 
 @needs_oracle
 @pytest.mark.parametrize(
     ("model_fixture", "max_mean_kl", "min_same"),
-    [("smollm2_f16_path", MAX_MEAN_KL, 0.95), ("smollm2_path", 1e-2, 0.9), ("smollm2_q8_0_path", 1e-2, 0.9)],
+    [("smollm2_f16_path", MAX_MEAN_KL, 1.0), ("smollm2_q8_0_path", 1e-2, 0.9)],
 )
 def test_whole_vocabulary_agrees_with_llama_cpp_at_the_end_of_each_prompt(
     model_fixture: str, max_mean_kl: float, min_same: float, request: pytest.FixtureRequest
 ) -> None:
     path: Path = request.getfixturevalue(model_fixture)
-    goldens = read_goldens()
+    goldens = read_goldens()[::2]  # a request for all 49152 tokens takes most of a second
     model = Model(path)
     engine = Engine(model, n_ctx=1024)
     kls, same = [], []
@@ -116,4 +116,4 @@ def test_whole_vocabulary_agrees_with_llama_cpp_at_the_end_of_each_prompt(
     model.close()
     by_prompt = {golden.name: float(f"{kl:.2e}") for golden, kl in zip(goldens, kls, strict=True)}
     assert np.mean(kls) <= max_mean_kl, by_prompt
-    assert np.mean(same) >= min_same, by_prompt  # 20 positions: a near-tie may fall the other way
+    assert np.mean(same) >= min_same, by_prompt

@@ -39,8 +39,9 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 # Few letters, so that stop strings overlap the text and each other; characters of 1 to 4 bytes.
-letters = st.text(alphabet="abé你😀", max_size=24)
-stop_lists = st.lists(st.text(alphabet="abé你😀", min_size=1, max_size=5), max_size=5)
+letters = st.text(alphabet="ab", max_size=24) | st.text(alphabet="abé你😀", max_size=24)
+stop = st.text(alphabet="ab", min_size=2, max_size=7) | st.text(alphabet="abé你😀", min_size=1, max_size=4)
+stop_lists = st.lists(stop, max_size=4)
 cut_lists = st.lists(st.integers(0, 1000), max_size=12)
 
 
@@ -157,6 +158,15 @@ def test_inner_stop_string_waits_for_the_outer_one_that_began_earlier() -> None:
     assert ended.push(b"xab") == "x"
     assert ended.finish() == "a"
     assert (ended.text, ended.matched) == ("xa", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"), [("xaaab", "aab"), ("ababac", "abac"), ("aabaabaaab", "aabaaab"), ("abcabcabd", "abcabd")]
+)
+def test_stop_string_whose_beginning_repeats_is_found(text: str, stop: str) -> None:
+    expected = text[: text.index(stop)]
+    assert run([text.encode()], [stop])[0] == expected
+    assert run([character.encode() for character in text], [stop])[0] == expected
 
 
 def test_empty_stop_string_matches_at_once() -> None:

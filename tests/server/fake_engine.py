@@ -1,6 +1,8 @@
-"""A deterministic stand-in for the native engine, its sampler and a tokenizer: the next token is a function of the history alone.
+"""A deterministic stand-in for the native engine, its sampler and a tokenizer: the next token is a function of the
+history alone.
 
-It keeps a real page pool (reference counts, copy on write) and checks every call as the engine's contract says, so that a scheduler
+It keeps a real page pool (reference counts, copy on write) and checks every call as the engine's contract says, so
+that a scheduler
 that forgets, mixes or leaks sequences fails here. Tokens 0..255 are bytes, 256 is BOS, 257 ends a generation.
 """
 

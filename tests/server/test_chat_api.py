@@ -81,7 +81,9 @@ def test_the_usage_chunk_with_empty_choices_comes_only_when_asked_for(serve: Any
 
 
 def test_timings_per_token_leave_the_role_chunk_alone(serve: Any) -> None:
-    events = serve().events("/v1/chat/completions", {"messages": [USER], "max_tokens": 5, "timings_per_token": True})[:-1]
+    events = serve().events("/v1/chat/completions", {"messages": [USER], "max_tokens": 5, "timings_per_token": True})[
+        :-1
+    ]
     assert ["timings" in event for event in events] == [False] + [True] * (len(events) - 1)
     assert events[-1]["timings"]["predicted_n"] == 5
 
@@ -144,7 +146,9 @@ def test_choices_interleave_and_each_has_its_finish_chunk(serve: Any) -> None:
 def test_progress_chunks_precede_the_answer(serve: Any) -> None:
     server = serve(n_batch=64)
     message = {"role": "user", "content": "z" * 170}
-    events = server.events("/v1/chat/completions", {"messages": [message], "max_tokens": 2, "return_progress": True})[:-1]
+    events = server.events("/v1/chat/completions", {"messages": [message], "max_tokens": 2, "return_progress": True})[
+        :-1
+    ]
     progress = [event["prompt_progress"] for event in events if "prompt_progress" in event]
     assert progress[0]["processed"] == progress[0]["cache"] == 0
     assert progress[-1]["processed"] == progress[-1]["total"] == len("user: \nassistant:") + 170
@@ -167,7 +171,10 @@ def test_progress_chunks_precede_the_answer(serve: Any) -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], "type must be string"),
         ([{"role": "user", "content": ["x"]}], "must be objects"),
         ([USER, {}], "All non-assistant messages must contain 'content'"),
-        ([USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}], "2 or more assistant messages"),
+        (
+            [USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "2 or more assistant messages",
+        ),
         ([USER, USER], "conversation roles must alternate"),
     ],
 )
@@ -231,7 +238,9 @@ def test_the_given_text_is_repeated_only_with_echo(serve: Any) -> None:
     plain = chat(server, *messages, seed=2).json()["choices"][0]["message"]["content"]
     echoed = chat(server, *messages, seed=2, echo=True).json()["choices"][0]["message"]["content"]
     assert echoed == "Once" + plain
-    events = server.events("/v1/chat/completions", {"messages": messages, "max_tokens": 4, "seed": 2, "echo": True})[:-1]
+    events = server.events("/v1/chat/completions", {"messages": messages, "max_tokens": 4, "seed": 2, "echo": True})[
+        :-1
+    ]
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == echoed
 
 
@@ -284,7 +293,9 @@ def test_template_variables_come_from_server_and_request(serve: Any) -> None:
         ({"top_k": 5, "min_p": 0.1}, 200),
     ],
 )
-def test_features_that_do_not_exist_yet_are_named_and_neutral_values_accepted(serve: Any, fields: Any, status: int) -> None:
+def test_features_that_do_not_exist_yet_are_named_and_neutral_values_accepted(
+    serve: Any, fields: Any, status: int
+) -> None:
     response = chat(serve(), USER, **fields)
     assert response.status_code == status, response.text
     if status == 501:

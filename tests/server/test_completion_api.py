@@ -1,4 +1,6 @@
-"""`/completion`, `/completions`, `/v1/completions` over the fake engine: shapes, streams, stops, limits, probabilities."""
+"""`/completion`, `/completions`, `/v1/completions` over the fake engine: shapes, streams, stops, limits,
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import pytest
 from fake_engine import forced_text
 
 NATIVE_KEYS = [
-    "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated", "generation_settings", "prompt",
+    "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated",
+    "generation_settings", "prompt",
     "has_new_line", "truncated", "stop_type", "stopping_word", "tokens_cached", "timings",
 ]  # fmt: skip
 TIMING_KEYS = [
@@ -77,7 +80,9 @@ def test_a_character_cut_between_tokens_is_never_sent_in_parts(serve: Any) -> No
 
 
 def test_the_end_token_stops_and_its_text_is_not_shown(serve: Any) -> None:
-    result = serve(engine={"next_token": forced_text(b"hi")}).post("/completion", {"prompt": "|", "n_predict": 9}).json()
+    result = (
+        serve(engine={"next_token": forced_text(b"hi")}).post("/completion", {"prompt": "|", "n_predict": 9}).json()
+    )
     assert (result["content"], result["stop_type"], result["tokens_predicted"]) == ("hi", "eos", 3)
     shown = serve(engine={"next_token": forced_text(b"hi")}, shows_special=True)
     assert shown.post("/completion", {"prompt": "|", "n_predict": 9}).json()["content"] == "hi</s>"
@@ -138,8 +143,8 @@ def test_prompt_shapes(serve: Any, prompt: Any, n_results: int, n_tokens: int) -
 
 @pytest.mark.parametrize(
     "prompt",
-    [[], 5, True, 1.5, {}, {"text": "x"}, [1, [2]], [1, None], [[]] + [1.5], [True], ["a", 5.5], [1, {"prompt_string": "x"}],
-     {"prompt_string": "x", "multimodal_data": ["AA=="]}, {"prompt_string": 5}],
+    [[], 5, True, 1.5, {}, {"text": "x"}, [1, [2]], [1, None], [[], 1.5], [True], ["a", 5.5], [1, {"prompt_string":
+    "x"}], {"prompt_string": "x", "multimodal_data": ["AA=="]}, {"prompt_string": 5}],
 )  # fmt: skip
 def test_other_prompt_shapes_are_refused(serve: Any, prompt: Any) -> None:
     response = serve().post("/completion", {"prompt": prompt, "n_predict": 1})
@@ -161,7 +166,13 @@ def test_token_ids_outside_the_vocabulary_are_refused_by_name(serve: Any, token:
 
 def test_a_string_gets_bos_and_only_in_first_place(serve: Any) -> None:
     server = serve(tokenizer={"add_bos": True})
-    for prompt, expected in [("ab", "<s>ab"), (["ab", "cd"], None), ([97, "b"], "ab"), (["a" + "b", [97]], None), ([97, 98], "ab")]:
+    for prompt, expected in [
+        ("ab", "<s>ab"),
+        (["ab", "cd"], None),
+        ([97, "b"], "ab"),
+        (["a" + "b", [97]], None),
+        ([97, 98], "ab"),
+    ]:
         result = server.post("/completion", {"prompt": prompt, "n_predict": 1}).json()
         if expected is not None:
             assert result["prompt"] == expected
@@ -181,7 +192,9 @@ def test_several_choices_of_several_prompts_come_prompt_by_prompt(serve: Any) ->
     results = server.post("/completion", body).json()
     assert [r["index"] for r in results] == [0, 1, 2, 3]
     assert [r["prompt"] for r in results] == ["one", "one", "two", "two"]
-    lone = [server.post("/completion", {"prompt": "one", "n_predict": 6, "seed": 5 + k}).json()["content"] for k in (0, 1)]
+    lone = [
+        server.post("/completion", {"prompt": "one", "n_predict": 6, "seed": 5 + k}).json()["content"] for k in (0, 1)
+    ]
     assert [r["content"] for r in results[:2]] == lone
     streamed = {}
     for event in server.events("/completion", body):
@@ -195,7 +208,9 @@ def test_several_choices_of_several_prompts_come_prompt_by_prompt(serve: Any) ->
 def test_choices_with_a_requested_slot_work_twice(serve: Any) -> None:
     server = serve(n_slots=2)
     for _ in range(2):
-        choices = server.post("/v1/completions", {"prompt": "x", "n": 2, "id_slot": 0, "max_tokens": 2}).json()["choices"]
+        choices = server.post("/v1/completions", {"prompt": "x", "n": 2, "id_slot": 0, "max_tokens": 2}).json()[
+            "choices"
+        ]
         assert [c["finish_reason"] for c in choices] == ["length", "length"]
 
 
@@ -254,14 +269,22 @@ def test_seeds_repeat_and_differ(serve: Any) -> None:
     server = serve()
 
     def text(seed: int) -> str:
-        return server.post("/completion", {"prompt": "x", "n_predict": 20, "seed": seed, "temperature": 1}).json()["content"]
+        return server.post("/completion", {"prompt": "x", "n_predict": 20, "seed": seed, "temperature": 1}).json()[
+            "content"
+        ]
 
     assert text(1) == text(1) != text(2)
 
 
 @pytest.mark.parametrize(
     "bias",
-    [[[97, False], [98, -1e999]], [["ab", False]], {"97": False, "98": -100}, {"ab": False}, [["ab", -100], [5000, 1], ["x"], 5, [97]]],
+    [
+        [[97, False], [98, -1e999]],
+        [["ab", False]],
+        {"97": False, "98": -100},
+        {"ab": False},
+        [["ab", -100], [5000, 1], ["x"], 5, [97]],
+    ],
 )
 def test_logit_bias_in_every_spelling_bans_tokens(serve: Any, bias: Any) -> None:
     body = {"prompt": "x", "n_predict": 300, "temperature": 0, "logit_bias": bias}

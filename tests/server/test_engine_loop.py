@@ -1,4 +1,6 @@
-"""The engine loop against the fake engine, without threads or HTTP: a long random simulation and the single rules behind it."""
+"""The engine loop against the fake engine, without threads or HTTP: a long random simulation and the single rules
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from pyllama.server.vocabulary import Vocabulary
 class Bench:
     """A loop with a clock that ticks once per step, and all events it delivered."""
 
-    def __init__(self, *, n_slots: int = 4, n_ctx: int = 1024, n_batch: int = 64, max_queue: int = 10_000, **engine: Any) -> None:
+    def __init__(
+        self, *, n_slots: int = 4, n_ctx: int = 1024, n_batch: int = 64, max_queue: int = 10_000, **engine: Any
+    ) -> None:
         self.engine = FakeEngine(n_ctx=n_ctx, n_seq_max=n_slots, n_batch=max(n_batch, n_slots + 1), **engine)
         self.vocabulary = Vocabulary(FakeTokenizer(), N_VOCAB)
         self.events: list[Event] = []
@@ -107,7 +111,9 @@ def expected_tokens(prompt: list[int], n: int, *, seed: int = 1, temperature: fl
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed: int) -> None:
-    """350 requests of every kind with a small pool: every answer is the one of a lone sequence, starts are first come first served."""
+    """350 requests of every kind with a small pool: every answer is the one of a lone sequence, starts are first come
+    first served.
+    """
     rng = random.Random(seed)
     bench = Bench(n_slots=rng.randrange(1, 6), n_ctx=PAGE * rng.randrange(2, 8), n_batch=rng.choice([7, 64, 500]))
     prefixes = [letters(rng, rng.randrange(1, bench.n_ctx // 3)) for _ in range(5)]
@@ -165,7 +171,9 @@ def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed
     assert free_choice == sorted(free_choice)
     for slot in range(len(bench.loop.slots)):
         pinned = [
-            g.age for g in started if g.request.id_slot >= 0 and g.parent is None and g.request.id_slot % len(bench.loop.slots) == slot
+            g.age
+            for g in started
+            if g.request.id_slot >= 0 and g.parent is None and g.request.id_slot % len(bench.loop.slots) == slot
         ]
         assert pinned == sorted(pinned)
     bench.drop_caches()

@@ -1,4 +1,6 @@
-"""The HTTP layer over the fake engine: order of checks, headers, CORS, keys, bodies, errors, metrics and other information routes."""
+"""The HTTP layer over the fake engine: order of checks, headers, CORS, keys, bodies, errors, metrics and other
+information routes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ NOT_FOUND = '{"error":{"message":"File Not Found","type":"not_found_error","code
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/nope"), ("GET", "/completion"), ("POST", "/health"), ("DELETE", "/props"), ("GET", "/health/"), ("GET", "/")],
+    [
+        ("GET", "/nope"),
+        ("GET", "/completion"),
+        ("POST", "/health"),
+        ("DELETE", "/props"),
+        ("GET", "/health/"),
+        ("GET", "/"),
+    ],
 )
 def test_unknown_paths_and_methods_get_the_same_404(serve: Any, method: str, path: str) -> None:
     response = serve().client.request(method, path)
@@ -68,8 +77,10 @@ def test_options_answers_for_every_path_without_a_key(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("origin", "allowed"),
     [
-        ("http://localhost", True), ("https://localhost:8080", True), ("http://127.0.0.1:3000", True), ("http://[::1]:1234", True),
-        ("http://localhost.evil.com", False), ("http://notlocalhost", False), ("https://example.com", False), ("http://[bad", False),
+        ("http://localhost", True), ("https://localhost:8080", True), ("http://127.0.0.1:3000", True),
+        ("http://[::1]:1234", True),
+        ("http://localhost.evil.com", False), ("http://notlocalhost", False), ("https://example.com", False),
+        ("http://[bad", False),
     ],
 )  # fmt: skip
 def test_the_localhost_policy_echoes_local_origins_only(serve: Any, origin: str, allowed: bool) -> None:
@@ -99,12 +110,20 @@ def test_only_the_health_paths_are_public(serve: Any, method: str, path: str, pu
         return
     assert denied.status_code == 401
     assert denied.text == '{"error":{"message":"Invalid API Key","type":"authentication_error","code":401}}'
-    for headers in ({"Authorization": "Bearer wrong"}, {"Authorization": "bearer secret"}, {"X-Api-Key": "secre"}, {"Authorization": "é"}):
+    for headers in (
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "bearer secret"},
+        {"X-Api-Key": "secre"},
+        {"Authorization": "é"},
+    ):
         encoded = {key: value.encode() for key, value in headers.items()}
         assert server.client.request(method, path, json={}, headers=encoded).status_code == 401
     for headers in (
-        {"Authorization": "Bearer secret"}, {"Authorization": "first"}, {"X-Api-Key": "secret"}, {"X-Api-Key": "Bearer first"},
-    ):  # fmt: skip
+        {"Authorization": "Bearer secret"},
+        {"Authorization": "first"},
+        {"X-Api-Key": "secret"},
+        {"X-Api-Key": "Bearer first"},
+    ):
         assert server.client.request(method, path, json={}, headers=headers).status_code != 401
 
 
@@ -118,8 +137,10 @@ def test_with_a_prefix_every_route_moves_and_health_needs_the_key(serve: Any) ->
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b"5", b'"x"', b"null", b'{"prompt": NaN}', b'{"prompt": "x", "temperature": Infinity}', b"\xff\xfe{}",
-        b'{"prompt": "a\xff\xfeb"}', b'{"prompt": ' + b"[" * 100_000, b'{"prompt":' + b"9" * 10_000 + b"}", b'{"a":1}{"b":2}',
+        b"", b"{", b"[]", b"5", b'"x"', b"null", b'{"prompt": NaN}', b'{"prompt": "x", "temperature": Infinity}',
+        b"\xff\xfe{}",
+        b'{"prompt": "a\xff\xfeb"}', b'{"prompt": ' + b"[" * 100_000, b'{"prompt":' + b"9" * 10_000 + b"}",
+        b'{"a":1}{"b":2}',
         b'{"\xff": 1, "prompt": "x"}', b'{"prompt": "x", "stop": "\xc3"}', "{\"prompt\": \"é\"}".encode("utf-16"),
     ],
 )  # fmt: skip
@@ -177,9 +198,9 @@ def test_an_unexpected_fault_is_a_500_and_the_server_lives(serve: Any) -> None:
 def test_props_keys_in_order(serve: Any) -> None:
     props = serve().get("/props").json()
     assert list(props) == [
-        "default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities", "media_marker",
-        "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "ui_settings", "chat_template", "chat_template_caps", "bos_token",
-        "eos_token", "build_info", "is_sleeping", "cors_proxy_enabled",
+        "default_generation_settings", "total_slots", "model_alias", "model_ftype", "model_path", "modalities",
+        "media_marker", "endpoint_slots", "endpoint_props", "endpoint_metrics", "ui", "ui_settings", "chat_template",
+        "chat_template_caps", "bos_token", "eos_token", "build_info", "is_sleeping", "cors_proxy_enabled",
     ]  # fmt: skip
     assert list(props["default_generation_settings"]) == ["params", "n_ctx"]
     assert "stop" not in props["default_generation_settings"]["params"]

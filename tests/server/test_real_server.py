@@ -1,4 +1,6 @@
-"""The server as its own process with the SmolLM2 model: start, signals, the official OpenAI client, caches, cancellation, equal texts."""
+"""The server as its own process with the SmolLM2 model: start, signals, the official OpenAI client, caches,
+cancellation, equal texts.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,16 @@ class ServerProcess:
 @pytest.fixture(scope="module")
 def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     process = ServerProcess(
-        tmp_path_factory.mktemp("server"), "-m", str(smollm2_path), "-c", "4096", "-t", "2", "--alias", "smol", "--metrics"
+        tmp_path_factory.mktemp("server"),
+        "-m",
+        str(smollm2_path),
+        "-c",
+        "4096",
+        "-t",
+        "2",
+        "--alias",
+        "smol",
+        "--metrics",
     )
     try:
         process.wait_ready()
@@ -131,7 +142,9 @@ def test_every_path_is_503_while_the_model_loads_then_health_is_ok(smollm2_path:
         ([], "no model was given"),
     ],
 )
-def test_a_start_that_fails_ends_with_exit_code_1_and_a_reason(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_a_start_that_fails_ends_with_exit_code_1_and_a_reason(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
     (tmp_path / "garbage.gguf").write_bytes(b"not a model" * 100)
     process = ServerProcess(tmp_path, *arguments)
     try:
@@ -164,7 +177,9 @@ def test_a_signal_ends_the_server_with_code_0_also_while_it_generates(
 
         def ask() -> None:
             try:
-                results.append(process.post("/completion", {"prompt": "Once upon a time", "n_predict": 1500, "ignore_eos": True}))
+                results.append(
+                    process.post("/completion", {"prompt": "Once upon a time", "n_predict": 1500, "ignore_eos": True})
+                )
             except httpx.TransportError as error:
                 results.append(error)
 
@@ -206,7 +221,10 @@ def test_a_key_and_several_addresses(smollm2_path: Path, tmp_path: Path) -> None
     try:
         process.wait_ready()
         transport = httpx.HTTPTransport(uds=str(path))
-        with httpx.Client(transport=transport, base_url="http://local") as unix, httpx.Client(base_url=process.url) as tcp:
+        with (
+            httpx.Client(transport=transport, base_url="http://local") as unix,
+            httpx.Client(base_url=process.url) as tcp,
+        ):
             for http in (unix, tcp):
                 assert http.get("/health").status_code == 200
                 assert http.post("/v1/completions", json={}).status_code == 401
@@ -273,7 +291,10 @@ def test_openai_chat_plain_and_streamed_give_the_same_text(client: openai.OpenAI
 def test_the_models_end_of_turn_is_not_part_of_an_answer(client: openai.OpenAI) -> None:
     """Known fault C11."""
     result = client.chat.completions.create(
-        model="any", messages=[{"role": "user", "content": "Answer with one word: what colour is the sky?"}], max_tokens=200, temperature=0
+        model="any",
+        messages=[{"role": "user", "content": "Answer with one word: what colour is the sky?"}],
+        max_tokens=200,
+        temperature=0,
     )
     assert result.choices[0].finish_reason == "stop"
     assert "im_end" not in (result.choices[0].message.content or "")
@@ -324,13 +345,27 @@ def test_choices_with_a_seed_are_the_ones_of_lone_requests(server: ServerProcess
 
 def test_top_k_0_keeps_every_candidate(server: ServerProcess) -> None:
     """Known fault D14."""
-    body = {"prompt": "Once upon a", "n_predict": 1, "temperature": 5, "top_k": 0, "top_p": 1, "min_p": 0, "return_tokens": True}
+    body = {
+        "prompt": "Once upon a",
+        "n_predict": 1,
+        "temperature": 5,
+        "top_k": 0,
+        "top_p": 1,
+        "min_p": 0,
+        "return_tokens": True,
+    }
     tokens = {server.post("/completion", {**body, "seed": seed}).json()["tokens"][0] for seed in range(50)}
     assert len(tokens) > 40
 
 
 def test_a_streams_text_is_the_text_of_the_plain_answer_for_any_characters(server: ServerProcess) -> None:
-    body = {"prompt": "Repeat: 你好 🌍 €\n你好 🌍 €\n你好", "n_predict": 24, "temperature": 1.5, "seed": 3, "stop": ["\n\n"]}
+    body = {
+        "prompt": "Repeat: 你好 🌍 €\n你好 🌍 €\n你好",
+        "n_predict": 24,
+        "temperature": 1.5,
+        "seed": 3,
+        "stop": ["\n\n"],
+    }
     plain = server.post("/completion", body).json()
     events = parse_events(server.post("/completion", {**body, "stream": True}).text)
     assert "".join(event["content"] for event in events) == plain["content"]
@@ -352,7 +387,12 @@ def test_probabilities_match_between_tokens_and_sum_up(server: ServerProcess) ->
 def test_many_random_tokens_are_refused_for_their_number_only(server: ServerProcess) -> None:
     """Known fault E35."""
     rng = random.Random(0)
-    body = {"prompt": [rng.randrange(17, 49152) for _ in range(40960)], "ignore_eos": True, "stream": True, "max_tokens": 5}
+    body = {
+        "prompt": [rng.randrange(17, 49152) for _ in range(40960)],
+        "ignore_eos": True,
+        "stream": True,
+        "max_tokens": 5,
+    }
     response = server.post("/v1/completions", body)
     assert response.status_code == 400
     assert response.json()["error"]["n_prompt_tokens"] == 40960
@@ -371,7 +411,9 @@ def test_a_client_that_goes_away_frees_its_slot(server: ServerProcess, stream: b
     server.wait_idle(2)
 
 
-@pytest.mark.parametrize("body", [b'{"prompt": "\xff\xfe"}', b'{"prompt": [-1]}', b'{"prompt": [999999999]}', b"\x00" * 100])
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "\xff\xfe"}', b'{"prompt": [-1]}', b'{"prompt": [999999999]}', b"\x00" * 100]
+)
 def test_bad_bytes_and_bad_tokens_leave_the_server_alive(server: ServerProcess, body: bytes) -> None:
     assert httpx.post(server.url + "/completion", content=body, timeout=30).status_code == 400
     assert httpx.get(server.url + "/health", timeout=10).status_code == 200

@@ -1,4 +1,6 @@
-"""The table of request fields: limits, types and aliases; and every field with every wrong type against the running application."""
+"""The table of request fields: limits, types and aliases; and every field with every wrong type against the running
+application.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,29 @@ from pyllama.server.generation_params import GenerationParams
 from pyllama.server.request_fields import REQUEST_FIELDS, UNSUPPORTED_FIELDS, read_params, read_samplers
 from pyllama.server.sampling_params import SamplingParams
 
-WRONG_VALUES = [None, True, "text", "", 5, -5, 0.5, [], [1, "x", None], {}, {"a": {"b": 1}}, 10**30, -(10**30), 10**400, 1e308, -1e308]
+WRONG_VALUES = [
+    None,
+    True,
+    "text",
+    "",
+    5,
+    -5,
+    0.5,
+    [],
+    [1, "x", None],
+    {},
+    {"a": {"b": 1}},
+    10**30,
+    -(10**30),
+    10**400,
+    1e308,
+    -1e308,
+]
 CHAT_FIELDS = [
-    "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort",
-    "add_generation_prompt", "continue_final_message", "echo", "logprobs", "top_logprobs", "stream_options", "user", "store", "metadata",
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs",
+    "reasoning_effort",
+    "add_generation_prompt", "continue_final_message", "echo", "logprobs", "top_logprobs", "stream_options", "user",
+    "store", "metadata",
 ]  # fmt: skip
 OTHER_FIELDS = ["prompt", "samplers", "logit_bias", "stream_options", "reasoning_format"]
 
@@ -46,7 +67,9 @@ def test_every_row_has_an_attribute_and_every_number_a_default_within_its_limits
 
 
 def test_hard_limits_refuse_with_the_documented_text() -> None:
-    with pytest.raises(InvalidRequest, match=r"Field 'repeat_last_n': Value must be between 0 <= value <= .*, but got -1"):
+    with pytest.raises(
+        InvalidRequest, match=r"Field 'repeat_last_n': Value must be between 0 <= value <= .*, but got -1"
+    ):
         read({"repeat_last_n": -1})
     with pytest.raises(InvalidRequest, match="Field 'max_tokens'"):
         read({"max_tokens": -2})
@@ -55,7 +78,9 @@ def test_hard_limits_refuse_with_the_documented_text() -> None:
 
 
 def test_soft_limits_clamp() -> None:
-    sampling = read({"top_k": -3, "top_p": 7, "min_p": -1, "temperature": -2, "mirostat": -1, "xtc_probability": -4}).sampling
+    sampling = read(
+        {"top_k": -3, "top_p": 7, "min_p": -1, "temperature": -2, "mirostat": -1, "xtc_probability": -4}
+    ).sampling
     assert (sampling.top_k, sampling.top_p, sampling.min_p, sampling.temperature, sampling.mirostat) == (0, 1, 0, 0, 0)
     assert read({"temperature": 999999}).sampling.temperature == 999999
     assert read({"top_k": 10**30}).sampling.top_k == 2**31 - 1
@@ -102,8 +127,8 @@ def test_samplers_take_names_aliases_and_letters() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"mirostat": 1}, {"dry_multiplier": 0.5}, {"xtc_probability": 0.1}, {"typical_p": 0.5}, {"top_n_sigma": 1}, {"dynatemp_range": 1},
-        {"n_cache_reuse": 1},
+        {"mirostat": 1}, {"dry_multiplier": 0.5}, {"xtc_probability": 0.1}, {"typical_p": 0.5}, {"top_n_sigma": 1},
+        {"dynatemp_range": 1}, {"n_cache_reuse": 1},
     ],
 )  # fmt: skip
 def test_active_values_of_absent_samplers_are_refused_by_name(body: dict[str, Any]) -> None:
@@ -114,8 +139,10 @@ def test_active_values_of_absent_samplers_are_refused_by_name(body: dict[str, An
 def test_neutral_values_of_absent_samplers_are_accepted() -> None:
     read(
         {
-            "mirostat": 0, "mirostat_tau": 3, "dry_multiplier": 0, "dry_base": 0.5, "xtc_probability": 0, "typical_p": 1, "top_n_sigma": -1,
-            "dynatemp_range": 0, "xtc_threshold": 0.2, "n_cache_reuse": 0, "lora": [], "grammar": "", "reasoning_budget_tokens": -1,
+            "mirostat": 0, "mirostat_tau": 3, "dry_multiplier": 0, "dry_base": 0.5, "xtc_probability": 0, "typical_p":
+            1, "top_n_sigma": -1,
+            "dynatemp_range": 0, "xtc_threshold": 0.2, "n_cache_reuse": 0, "lora": [], "grammar": "",
+            "reasoning_budget_tokens": -1,
         }
     )  # fmt: skip
     assert read({"dry_base": 0.5}).sampling.dry_base == 1.75
@@ -150,7 +177,9 @@ def test_every_field_with_every_type_gets_an_answer_and_the_server_lives(serve: 
     assert server.get("/health").json() == {"status": "ok"}
 
 
-@pytest.mark.parametrize("name", ["temperature", "n_predict", "top_p", "seed", "repeat_penalty", "stop", "stream", "cache_prompt"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "n_predict", "top_p", "seed", "repeat_penalty", "stop", "stream", "cache_prompt"]
+)
 def test_a_wrong_type_is_named_with_found_and_expected(serve: Any, name: str) -> None:
     response = serve().post("/completion", {"prompt": "x", name: {"a": 1}})
     assert response.status_code == 400
@@ -161,8 +190,8 @@ def test_a_wrong_type_is_named_with_found_and_expected(serve: Any, name: str) ->
 
 @pytest.mark.parametrize(
     "numbers",
-    ['"temperature":999999,"top_p":-1,"repeat_penalty":0', '"temperature":1e999', '"repeat_penalty":-1', '"top_k":0,"repeat_last_n":0',
-     '"repeat_last_n":0,"repeat_penalty":1.5', '"presence_penalty":-1e999'],
+    ['"temperature":999999,"top_p":-1,"repeat_penalty":0', '"temperature":1e999', '"repeat_penalty":-1',
+    '"top_k":0,"repeat_last_n":0', '"repeat_last_n":0,"repeat_penalty":1.5', '"presence_penalty":-1e999'],
 )  # fmt: skip
 def test_extreme_sampling_numbers_get_an_answer(serve: Any, numbers: str) -> None:
     """Known faults D11, D13, D14."""

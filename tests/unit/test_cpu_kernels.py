@@ -1,7 +1,7 @@
-"""The CPU backend's kernels of every instruction set against the scalar reference, bit for bit (C++ driver in cpu_kernels/).
+"""The CPU backend's kernels of every instruction set against the scalar reference, bit for bit.
 
-Also checks that files compiled for an instruction set share no code with the rest: the linker could otherwise pick a copy
-of an inline function that older processors cannot run.
+The C++ driver is in cpu_kernels/. Also checks that files compiled for an instruction set share no code with the rest:
+the linker could otherwise pick a copy of an inline function that older processors cannot run.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def test_backend_equals_reference_bit_for_bit(driver: Path, instruction_set: str
     if instruction_set not in available_sections(driver):
         pytest.skip(f"needs a processor with {instruction_set}")
     threads = {"generic": 1, "avx2": 2, "avx512": 3}[instruction_set]
-    done = subprocess.run([str(driver), instruction_set, str(threads), section], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [str(driver), instruction_set, str(threads), section], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
 
 

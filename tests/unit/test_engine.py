@@ -1,6 +1,6 @@
 """The engine's contract on a tiny model: steps are all or nothing, sequences share pages, states survive a round trip.
 
-Bit equality across batches and chunks is test_batch_invariance's subject; whether logits are right is the oracle tests'.
+Bit equality across batches and chunks is the subject of test_batch_invariance, right logits that of the oracle tests.
 """
 
 from __future__ import annotations

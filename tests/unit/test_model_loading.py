@@ -1,4 +1,4 @@
-"""Files that are valid GGUF but not usable models: each is a ModelError that names the tensor or key and both values."""
+"""Files that are valid GGUF but not usable models: each is a ModelError naming the tensor or key and both values."""
 
 from __future__ import annotations
 
@@ -125,7 +125,9 @@ def test_check_tensors_names_the_tensor_with_a_non_finite_value(tiny_llama_path:
 
 
 def test_overrides_replace_metadata_on_lookup(tiny_llama_path: Path) -> None:
-    assert Model(tiny_llama_path, kv_overrides={"llama.context_length": 4096}).n_ctx_train == 4096
+    model = Model(tiny_llama_path, kv_overrides={"llama.context_length": 4096, "general.name": "other"})
+    assert model.n_ctx_train == 4096
+    assert (model.metadata["llama.context_length"], model.metadata["general.name"]) == (4096, "other")
     with pytest.raises(ModelError, match=r"llama\.block_count is 600"):
         Model(tiny_llama_path, kv_overrides={"llama.block_count": 600})
     with pytest.raises(InvalidArgument, match="list"):

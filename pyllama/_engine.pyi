@@ -30,7 +30,7 @@ class GgufFile:
     def __init__(self, path: str | PathLike[str], *, metadata_only: bool = False) -> None: ...
     @property
     def metadata(self) -> dict[str, Any]:
-        """Keys in file order. Strings are ``str`` decoded as UTF-8 with ``surrogateescape`` (token texts may be any bytes)."""
+        """Keys in file order. Strings are UTF-8 decoded with ``surrogateescape``: token texts may be any bytes."""
     @property
     def version(self) -> int: ...
     @property
@@ -101,7 +101,7 @@ class Model:
 class Sampler:
     """One sampler chain with its own random generator and token history.
 
-    Semantics and defaults: docs/sampling.md. ``seed`` 0xFFFFFFFF draws a random seed. ``samplers`` is the chain order, a subset
+    Semantics: docs/sampling.md. ``seed`` 0xFFFFFFFF draws a random seed. ``samplers``: chain order, a subset
     of ``penalties, top_k, top_p, min_p, temperature`` (others are refused: InvalidArgument).
     logit_bias: pairs (token id, bias); ids outside the vocabulary are ignored; ``-inf`` bans.
     Raises `InvalidArgument` for penalties that are not finite or a repeat penalty <= 0.
@@ -140,7 +140,7 @@ class Sampler:
 class Work(NamedTuple):
     """What one sequence does in a step: append `tokens`, then, with a sampler, draw the next token from the last row.
 
-    The drawn token is accepted by the sampler and returned, but not appended: it is the first of `tokens` in the next step.
+    The drawn token is accepted by the sampler and returned, but not appended: it leads `tokens` of the next step.
     n_probs > 0 also returns that many most likely tokens.
     """
 
@@ -160,7 +160,7 @@ class StepOutput(NamedTuple):
 class Engine:
     """Memory for `n_seq_max` sequences over one shared pool of `n_ctx` tokens, and the forward pass over them.
 
-    n_threads / n_threads_batch: threads for steps of at most / more than `DECODE_ROWS` (64) rows; 0 = all cores / as n_threads.
+    n_threads / n_threads_batch: threads for passes of at most / more than 64 rows; 0 = all cores / as n_threads.
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
@@ -202,7 +202,7 @@ class Engine:
     def step(self, work: Sequence[Work]) -> list[StepOutput]:
         """Run prompt chunks and decode rows of any set of sequences; one output per work item with a sampler, in order.
 
-        All or nothing: raises `ContextFull` (its `seq_id` says who) before any row is computed when the pool lacks pages;
+        All or nothing: raises `ContextFull` (`seq_id` says who) before any row is computed when the pool lacks pages;
         `InvalidArgument` for token ids outside the vocabulary, an unknown or repeated sequence, an empty item.
         """
 
@@ -228,7 +228,7 @@ class Engine:
         seq_ids: Sequence[int] | None = None,
         logits: Sequence[bool] | None = None,
     ) -> None:
-        """Append tokens to their sequences (default: 0) in order. `logits[i]`: keep logits of that row (default: last)."""
+        """Append tokens to their sequences (default: 0). `logits[i]`: keep that row's logits (default: last)."""
     def logits(self) -> NDArray[np.float32]:
         """Copy of the kept logits of the last `decode`, `[kept rows, n_vocab]`."""
     def close(self) -> None: ...

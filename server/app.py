@@ -25,6 +25,8 @@ from pyllama.server.middleware import (
 from pyllama.server.responses import error_response
 from pyllama.server.state import ServerState
 
+STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
+
 # One row per path. Everything else, also another method, is 404.
 ROUTES = (
     ("GET", "/health", info.health),
@@ -58,7 +60,7 @@ def create_app(state: ServerState) -> Starlette:
         state.event_loop = asyncio.get_running_loop()
         yield
         if state.is_ready:
-            await asyncio.to_thread(state.loaded.engine_loop.stop, 5.0)
+            await asyncio.to_thread(state.loaded.engine_loop.stop, STOP_SECONDS)
 
     app = Starlette(
         routes=[Route(settings.api_prefix + path, handler, methods=[method]) for method, path, handler in ROUTES],

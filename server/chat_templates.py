@@ -14,15 +14,15 @@ RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 # What `/props` calls each capability -> attribute of the template's capabilities.
 CAPABILITIES = {
-    "supports_string_content": "string_content",
-    "supports_typed_content": "typed_content",
-    "supports_tools": "tools",
-    "supports_tool_calls": "tool_calls",
+    "supports_object_arguments": "object_arguments",
     "supports_parallel_tool_calls": "parallel_tool_calls",
-    "supports_system_role": "system_role",
     "supports_preserve_reasoning": "preserve_reasoning",
     "supports_reasoning_effort": "reasoning_effort",
-    "supports_object_arguments": "object_arguments",
+    "supports_string_content": "string_content",
+    "supports_system_role": "system_role",
+    "supports_tool_calls": "tool_calls",
+    "supports_tools": "tools",
+    "supports_typed_content": "typed_content",
 }
 
 

@@ -19,6 +19,7 @@ from pyllama.server import scheduler
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
 from pyllama.server.metrics import Totals
+from pyllama.server.prompt_scores import score_rows
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.scheduler import Chunk, SequenceState, Waiting
 from pyllama.server.slots import Slot, choose_slot, common_prefix
@@ -26,6 +27,9 @@ from pyllama.server.slots import Slot, choose_slot, common_prefix
 log = logging.getLogger("pyllama.server.slot")
 
 PAGE_TOKENS = 256
+
+# Rows per call when prompt tokens are scored: their logits take rows x vocabulary x 4 bytes.
+SCORED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,12 @@ class EngineLoop:
             self._cancelled.append(request)
             self._condition.notify()
 
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def stop(self, timeout: float | None = None) -> None:
-        """Fail what is in flight and end the thread."""
+        """Fail what is in flight and end the thread after its running step. Waits at most `timeout` seconds."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify()
@@ -136,6 +144,7 @@ class EngineLoop:
         self._drop_cancelled()
         self._admit()
         self._flush()  # streams begin before the first step, which may be long
+        self._score_prompt()
         states = self._states()
         if any(state.is_blocked for state in states):
             # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
@@ -198,6 +207,8 @@ class EngineLoop:
 
         admitted = scheduler.admit(waiting, idle, choose)
         for index, slot_ids in admitted:
+            if waiting[index].id_slot >= 0:
+                log.info("slot %2d | selected slot by id (%d)", slot_ids[0], waiting[index].id_slot)
             for generation, slot_id in zip(self._waiting[index], slot_ids, strict=True):
                 self._place(generation, self.slots[slot_id])
         gone = {index for index, _ in admitted}
@@ -228,7 +239,7 @@ class EngineLoop:
 
     def _reuse_prefix(self, generation: Generation, slot: Slot) -> None:
         """Keep, or share from another slot, the longest known prefix of the prompt, but never its last token."""
-        if not generation.params.cache_prompt:
+        if not generation.params.cache_prompt or generation.is_scoring:
             self._clear(slot)
             return
         prompt = generation.tokens
@@ -258,7 +269,9 @@ class EngineLoop:
         for slot in self.slots:
             generation = slot.generation
             if generation is not None:
-                n_pending = 0 if generation.waits_for_parent else len(generation.tokens) - len(slot.tokens)
+                n_pending = len(generation.tokens) - len(slot.tokens)
+                if generation.waits_for_parent or (generation.is_scoring and not generation.is_blocked):
+                    n_pending = 0
                 is_generating = n_pending == 1 and generation.n_decoded > 0
                 states.append(SequenceState(slot.id, generation.age, n_pending, is_generating, generation.is_blocked))
         return states
@@ -310,6 +323,33 @@ class EngineLoop:
                     finished.append(slot)
         for slot in finished:
             self._finish(slot)
+
+    def _score_prompt(self) -> None:
+        """Run some prompt tokens of the oldest request that wants them scored; the last one is left to a step."""
+        scoring = [s for s in self.slots if s.generation is not None and s.generation.is_scoring]
+        scoring = [s for s in scoring if not s.generation.is_blocked]
+        if not scoring:
+            return
+        slot = min(scoring, key=lambda s: s.generation.age)
+        generation, n_past = slot.generation, len(slot.tokens)
+        n_rows = min(SCORED_ROWS, generation.n_prompt - 1 - n_past)
+        tokens = generation.tokens[n_past : n_past + n_rows]
+        chunk = [Chunk(slot.id, n_rows, False)]
+        try:
+            self._engine.decode(tokens, [slot.id] * n_rows, [True] * n_rows)
+            logits = self._engine.logits()
+        except ContextFull:
+            self._make_room(chunk)
+            return
+        except PyllamaError as error:
+            self._fail_plan(chunk, error)
+            return
+        slot.tokens += tokens
+        following = generation.tokens[n_past + 1 : n_past + 1 + n_rows]
+        generation.prompt_records += score_rows(logits, following, generation.params.n_probs)
+        generation.on_prompt(len(slot.tokens), self._clock())
+        self._has_stepped = True
+        self._report_progress(generation, len(slot.tokens))
 
     def _count_step(self, plan: list[Chunk], seconds: float) -> None:
         """Attribute the time of a step to prompts and generation by their rows."""

@@ -41,6 +41,10 @@ class NotFound(RequestError):
         super().__init__("File Not Found")
 
 
+class RequestTimeout(RequestError):
+    """The body took longer than `--timeout`."""
+
+
 class TooLarge(RequestError):
     """The request body passes the size limit."""
 
@@ -67,6 +71,7 @@ ERRORS: tuple[tuple[type[BaseException], int, str], ...] = (
     (ExceedsContext, 400, "exceed_context_size_error"),
     (Unauthorized, 401, "authentication_error"),
     (NotFound, 404, "not_found_error"),
+    (RequestTimeout, 408, "invalid_request_error"),
     (TooLarge, 413, "invalid_request_error"),
     (ServerFault, 500, "server_error"),
     (NotSupported, 501, "not_supported_error"),

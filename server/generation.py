@@ -125,6 +125,7 @@ class Generation:
         "n_prompt_done",
         "params",
         "parent",
+        "prompt_records",
         "records",
         "request",
         "sampler",
@@ -164,6 +165,7 @@ class Generation:
         self.tokens = prompt if parent is None else list(prompt)
         self.n_prompt = len(prompt)
         self.records: list[ProbabilityRecord] = []
+        self.prompt_records: list[ProbabilityRecord] = []  # of the prompt tokens after the first
         self.slot_id = -1
         self.is_blocked = False
         self.is_done = False
@@ -203,6 +205,11 @@ class Generation:
     def n_remain(self) -> int:
         return -1 if self._budget < 0 or self.is_done else max(0, self._budget - self.n_decoded)
 
+    @property
+    def is_scoring(self) -> bool:
+        """Prompt tokens are still to be run with all their logits kept."""
+        return self.params.scores_prompt and self.parent is None and len(self.prompt_records) < self.n_prompt - 1
+
     def start(self, now: float, n_cached: int) -> None:
         """The slot begins with the prompt, of which it already holds `n_cached` tokens."""
         self.t_start = self.t_prompt_end = self.t_end = now
@@ -218,6 +225,7 @@ class Generation:
         self.is_blocked = True
         if self.n_decoded == 0:
             self.n_cached = self.n_prompt_done = 0
+            self.prompt_records.clear()
 
     def on_token(self, token: int, value: float, top: Sequence[tuple[int, float]], now: float) -> TokenText:
         """Take in one sampled token; sets `is_done` and the stop fields when it was the last."""

@@ -37,6 +37,7 @@ class GenerationParams:
     stop: tuple[str, ...] = ()
     reasoning_format: str = "none"
     echo: bool = False
+    scores_prompt: bool = False  # log-probabilities of the prompt tokens as well
 
 
 def single_precision(value: float) -> float:

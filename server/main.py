@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -79,11 +80,16 @@ def serve(settings: ServerSettings) -> int:
         log.warning(
             "no API key is set and any web page may read the answers of this server; see --api-key and --cors-origins"
         )
-    return asyncio.run(_serve(settings, listeners))
-
-
-async def _serve(settings: ServerSettings, listeners: list[Listener]) -> int:
     state = ServerState(settings, build_info=_build_info())
+    code = asyncio.run(_serve(settings, listeners, state))
+    if state.is_ready and state.loaded.engine_loop.is_running:
+        # A long step is still computing. Nothing waits for it, and an interpreter must not end under a running thread.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+async def _serve(settings: ServerSettings, listeners: list[Listener], state: ServerState) -> int:
     http = _HttpServer(
         uvicorn.Config(
             create_app(state),
@@ -112,6 +118,10 @@ async def _serve(settings: ServerSettings, listeners: list[Listener]) -> int:
         http.should_exit = True
         await serving
         return 1
+    # The vocabulary is a million objects that never become garbage: without this, each full collection would visit them
+    # all between two tokens.
+    gc.collect()
+    gc.freeze()
     _handle_signals(loop, http, state)
     state.set_loaded(loaded)
     log.info("model loaded")

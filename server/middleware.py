@@ -21,7 +21,8 @@ from pyllama.server.state import ServerState
 log = logging.getLogger("pyllama.server.srv")
 
 MAX_BODY_BYTES = 100 * 1024 * 1024
-PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
+# Without a key: health, and where a browser looks for the web interface (404 as long as there is none).
+PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html"})
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -95,7 +96,7 @@ class ReadinessMiddleware:
 
 
 class ApiKeyMiddleware:
-    """401 unless one of the keys is given. Only the two health paths are public; with a prefix not even these."""
+    """401 unless one of the keys is given. Few paths are public; behind a prefix none of them is."""
 
     def __init__(self, app: ASGIApp, *, keys: tuple[str, ...]) -> None:
         self._app = app

@@ -152,6 +152,7 @@ UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
     "chat_parser": lambda v: v == "",
     "generation_prompt": lambda v: v == "",
     "parse_tool_calls": lambda v: v is False,
+    "echo": lambda v: v is False,
     "reasoning_budget_tokens": lambda v: v == -1,
     "thinking_budget_tokens": lambda v: v == -1,
     "reasoning_control": lambda v: v is False,
@@ -172,6 +173,7 @@ _UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
     "chat_parser": ("string",),
     "generation_prompt": ("string",),
     "parse_tool_calls": ("boolean",),
+    "echo": ("boolean",),
     "reasoning_budget_tokens": ("number",),
     "thinking_budget_tokens": ("number",),
     "reasoning_control": ("boolean",),
@@ -190,7 +192,7 @@ def out_of_range(name: str, low: float, high: float, value: object) -> InvalidRe
     shown = str(value)
     if len(shown) > 40:
         shown = f"{shown[:37]}..."
-    return InvalidRequest(f"Field '{name}': Value must be between {low:g} <= value <= {high:g}, but got {shown}")
+    return InvalidRequest(f"Field '{name}': Value must be between {low} <= value <= {high}, but got {shown}")
 
 
 def read_value(field: RequestField, name: str, value: Any) -> Any:
@@ -214,6 +216,15 @@ def read_value(field: RequestField, name: str, value: Any) -> Any:
         if not isinstance(item, str):
             raise InvalidRequest(f"Field '{name}': elements must be strings, but found {type_name(item)}")
     return tuple(value)
+
+
+def read_flag(value: Any, name: str, default: bool) -> bool:
+    """A boolean that is not in the table, because only one route knows it."""
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise wrong_type(name, "boolean", value)
+    return value
 
 
 def _read_number(field: RequestField, name: str, value: bool | int | float) -> int | float:
@@ -265,7 +276,8 @@ def read_params(
             (sampling if field.name in _SAMPLING_NAMES else general)[field.name] = read_value(field, *found)
 
     if general.get("n_cmpl", 1) > n_slots:
-        raise out_of_range("n_cmpl", 1, n_slots, general["n_cmpl"])
+        name, value = present(body, ("n_cmpl", "n"))
+        raise out_of_range(name, 1, n_slots, value)
     if not general.get("stop", ("",)):
         del general["stop"]  # an empty list falls back to the server's
     general["n_probs"] = max(0, general.get("n_probs", defaults.n_probs))
@@ -343,3 +355,42 @@ def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> No
             raise NotSupported(f"Field '{name}': this sampler is not supported yet; leave it at its neutral value")
     if params.n_cache_reuse > 0:
         raise NotSupported("Field 'n_cache_reuse': reuse by position shift is not supported yet; only 0 is")
+
+
+def fields_markdown() -> str:
+    """The table of docs/server.md, which a test compares with this."""
+    lines = ["| field (aliases) | type | limits | default | effect |", "|---|---|---|---|---|"]
+    for field in REQUEST_FIELDS:
+        owner = SamplingParams() if field.name in _SAMPLING_NAMES else GenerationParams()
+        aliases = f" ({', '.join(field.aliases)})" if field.aliases else ""
+        lines.append(
+            f"| {field.name}{aliases} | {_KIND_NAMES[field.kind]} | {_limits_text(field)} | "
+            f"{_default_text(getattr(owner, field.name))} | {field.help} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_KIND_NAMES = {
+    "bool": "bool",
+    "int": "integer",
+    "uint32": "integer",
+    "float": "number",
+    "strings": "strings",
+    "text_or_list": "string or strings",
+}
+
+
+def _limits_text(field: RequestField) -> str:
+    if field.low is None and (field.high is None or field.high == INT_MAX):
+        return ""
+    low = "" if field.low is None else f"{field.low:g}"
+    high = "" if field.high is None or field.high == INT_MAX else f"{field.high:g}"
+    return f"{low}..{high} {'clamped' if field.soft else 'refused'}"
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return " ".join(f"`{item}`".replace("\n", "\\n") for item in value)
+    return str(value)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama.server.errors import error_body, error_headers, error_status
+from pyllama.server.errors import RequestTimeout, error_body, error_headers, error_status
 from pyllama.server.json_codec import dump_json, parse_object
 
 
@@ -21,5 +22,10 @@ def error_response(error: BaseException) -> Response:
 
 
 async def read_object(request: Request) -> dict[str, Any]:
-    """The body, whatever its declared type, as a JSON object. Raises `InvalidRequest`."""
-    return parse_object(await request.body())
+    """The body, whatever its declared type, as a JSON object. Raises `InvalidRequest`, `RequestTimeout`."""
+    seconds = request.app.state.server.settings.timeout
+    try:
+        body = await asyncio.wait_for(request.body(), seconds)
+    except asyncio.TimeoutError:
+        raise RequestTimeout(f"the request body did not arrive within {seconds} seconds") from None
+    return parse_object(body)

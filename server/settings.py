@@ -160,6 +160,7 @@ def settings_from_options(options: Any) -> ServerSettings:
             cache_prompt=options.cache_prompt,
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
+            verbose=options.verbosity > 9,
         ),
         given=given,
     )

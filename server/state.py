@@ -21,7 +21,7 @@ class ServerState:
     def __init__(self, settings: ServerSettings, *, build_info: str = "b0-unknown") -> None:
         self.settings = settings
         self.build_info = build_info
-        self.media_marker = f"<__media_{secrets.token_hex(8)}__>"
+        self.media_marker = f"<__media_{secrets.token_hex(16)}__>"
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self._loaded: LoadedModel | None = None
         self._scraped = Totals()

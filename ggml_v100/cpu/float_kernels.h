@@ -204,15 +204,9 @@ void decode_keys_q4_tile(const uint8_t* codes, const uint16_t* scales, int32_t r
     }
 }
 
-inline Lanes scale_of_block(const uint16_t* scales, int32_t block) {
-  uint16_t copies[16];
-  for (int i = 0; i < 16; ++i) copies[i] = scales[block];
-  return load_f16(copies);
-}
-
 void decode_values_q8_row(const int8_t* codes, const uint16_t* scales, int32_t features, float* out) {
   for (int32_t block = 0; block < features / 32; ++block) {
-    const Lanes scale = scale_of_block(scales, block);
+    const Lanes scale = splat_f16(scales[block]);
     store(out + block * 32, load_i8(codes + block * 32) * scale);
     store(out + block * 32 + 16, load_i8(codes + block * 32 + 16) * scale);
   }
@@ -220,7 +214,7 @@ void decode_values_q8_row(const int8_t* codes, const uint16_t* scales, int32_t f
 
 void decode_values_q4_row(const uint8_t* codes, const uint16_t* scales, int32_t features, float* out) {
   for (int32_t block = 0; block < features / 32; ++block) {
-    const Lanes scale = scale_of_block(scales, block);
+    const Lanes scale = splat_f16(scales[block]);
     store(out + block * 32, (load_nibbles(codes + block * 16, 0) - splat(8.0f)) * scale);
     store(out + block * 32 + 16, (load_nibbles(codes + block * 16, 4) - splat(8.0f)) * scale);
   }
@@ -302,7 +296,7 @@ void dense_product(const DenseProduct& d) {
   }
 }
 
-// The table without the integer dot products, which each instruction set adds.
+// The table without the products of quantised panels, which each instruction set adds.
 constexpr Kernels float_kernels(const char* name) {
   Kernels k{};
   k.name = name;

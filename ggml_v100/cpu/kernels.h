@@ -44,6 +44,12 @@ struct Kernels {
   // y[row][16] = panel . tile, rows <= tile_rows.
   void (*quant_dot[kPanelKinds])(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows,
                                  float* y, int64_t y_stride);
+  // y[row][16 * panels] = coded panels . x, rows <= coded_rows, panels <= 2, panel_bytes apart.
+  int32_t coded_rows;
+  void (*coded_dot[kCodedKinds])(const std::byte* panel, int64_t panel_bytes, int32_t panels, int32_t n_blocks, const float* x,
+                                 int64_t x_stride, int32_t rows, float* y, int64_t y_stride);
+  // values[32 * n_blocks][16] of the blocks from first_block on: for more rows, which share the decoding.
+  void (*coded_decode[kCodedKinds])(const std::byte* panel, int32_t first_block, int32_t n_blocks, float* values);
   void (*dense_dot[kElementTypes])(const DenseProduct& product);
 
   void (*add)(float* x, const float* a, int64_t n);                                // x += a

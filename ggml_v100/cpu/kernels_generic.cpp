@@ -1,6 +1,7 @@
 // Kernels in plain C++ for any processor.
 #include "cpu/lanes_generic.h"
 //
+#include "cpu/coded_dot.h"
 #include "cpu/float_kernels.h"
 #include "cpu/quant_dot_generic.h"
 
@@ -11,6 +12,7 @@ namespace {
 constexpr Kernels all_kernels() {
   Kernels k = float_kernels("generic");
   k.tile_rows = kTileRows;
+  add_coded_kernels(k);
   k.quant_dot[static_cast<int>(PanelKind::q8_0)] = dot_tile<Q8_0>;
   k.quant_dot[static_cast<int>(PanelKind::q4_0)] = dot_tile<Q4_0>;
   k.quant_dot[static_cast<int>(PanelKind::q4_1)] = dot_tile<Q4_1>;

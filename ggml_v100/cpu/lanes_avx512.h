@@ -12,6 +12,7 @@
 #pragma GCC diagnostic pop
 #endif
 
+#include <cstddef>
 #include <cstdint>
 
 namespace v100::cpu {
@@ -36,6 +37,7 @@ inline Lanes splat(float a) { return {_mm512_set1_ps(a)}; }
 inline Lanes load_f16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline Lanes splat_f16(uint16_t a) { return {_mm512_cvtph_ps(_mm256_set1_epi16(static_cast<int16_t>(a)))}; }
 inline Lanes load_bf16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
@@ -113,6 +115,27 @@ inline void store_pairs(float* p, Lanes even, Lanes odd) {
   const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   _mm512_storeu_ps(p, _mm512_permutex2var_ps(even.v, low, odd.v));
   _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(even.v, _mm512_add_epi32(low, _mm512_set1_epi32(8)), odd.v));
+}
+
+// 64 bytes in turns of 4 values by 16 columns (panel.h).
+struct Codes {
+  __m512i v;
+};
+inline Codes load_codes(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
+// Shifts move bits across bytes of 16-bit words: mask afterwards.
+inline Codes shift_right(Codes a, int bits) { return {_mm512_srl_epi16(a.v, _mm_cvtsi32_si128(bits))}; }
+inline Codes shift_left(Codes a, int bits) { return {_mm512_sll_epi16(a.v, _mm_cvtsi32_si128(bits))}; }
+inline Codes masked(Codes a, int mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))}; }
+inline Codes either(Codes a, Codes b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline Codes minus(Codes a, int b) { return {_mm512_sub_epi8(a.v, _mm512_set1_epi8(static_cast<char>(b)))}; }
+inline Codes lookup(Codes indices, const int8_t* table) {  // indices and table of 16
+  return {_mm512_shuffle_epi8(
+      _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), indices.v)};
+}
+// Value t of each turn, signed.
+template <int t>
+inline Lanes turn_to_f32(Codes a) {
+  return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(a.v, 24 - 8 * t), 24))};
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "base/half.h"
@@ -53,6 +54,7 @@ inline void store_first(float* p, const Lanes& a, int n) {
 }
 inline Lanes splat(float a) { return each([=](int) { return a; }); }
 inline Lanes load_f16(const uint16_t* p) { return each([=](int i) { return f32_from_f16(p[i]); }); }
+inline Lanes splat_f16(uint16_t a) { return splat(f32_from_f16(a)); }
 inline Lanes load_bf16(const uint16_t* p) { return each([=](int i) { return f32_from_bf16(p[i]); }); }
 inline Lanes load_i8(const int8_t* p) { return each([=](int i) { return static_cast<float>(p[i]); }); }
 // The low (shift 0) or high (shift 4) nibbles of 16 bytes.
@@ -114,6 +116,31 @@ inline void load_pairs(const float* p, Lanes& even, Lanes& odd) {
 }
 inline void store_pairs(float* p, const Lanes& even, const Lanes& odd) {
   for (int i = 0; i < 16; ++i) p[2 * i] = even.v[i], p[2 * i + 1] = odd.v[i];
+}
+
+// 64 bytes in turns of 4 values by 16 columns (panel.h).
+struct Codes {
+  uint8_t v[64];
+};
+template <class F>
+inline Codes each_code(F&& f) {
+  Codes y;
+  for (int i = 0; i < 64; ++i) y.v[i] = static_cast<uint8_t>(f(i));
+  return y;
+}
+inline Codes load_codes(const std::byte* p) { return each_code([=](int i) { return p[i]; }); }
+inline Codes shift_right(const Codes& a, int bits) { return each_code([&](int i) { return a.v[i] >> bits; }); }
+inline Codes shift_left(const Codes& a, int bits) { return each_code([&](int i) { return a.v[i] << bits; }); }
+inline Codes masked(const Codes& a, int mask) { return each_code([&](int i) { return a.v[i] & mask; }); }
+inline Codes either(const Codes& a, const Codes& b) { return each_code([&](int i) { return a.v[i] | b.v[i]; }); }
+inline Codes minus(const Codes& a, int b) { return each_code([&](int i) { return a.v[i] - b; }); }
+inline Codes lookup(const Codes& indices, const int8_t* table) {  // indices and table of 16
+  return each_code([&](int i) { return table[indices.v[i]]; });
+}
+// Value t of each turn, signed.
+template <int t>
+inline Lanes turn_to_f32(const Codes& a) {
+  return each([&](int i) { return static_cast<float>(static_cast<int8_t>(a.v[4 * i + t])); });
 }
 
 }  // namespace

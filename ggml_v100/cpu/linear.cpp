@@ -162,20 +162,46 @@ void run_dense(const Context& c, const LinearJob& job, RowRange units, RowRange 
   }
 }
 
-// 16 columns of file rows: decodes a chunk of k, transposes it and adds its products for all rows [row, row + rows).
-void multiply_rows(const Context& c, const PackedWeight& w, int32_t panel, int32_t row, int32_t rows, float* y) {
-  alignas(64) float chunk[kDecodedValues * kPanelColumns];
+// Few rows: two panels at a time, decoded in registers.
+void run_coded(const Context& c, const LinearJob& job, RowRange units, RowRange tiles, const Tiles& all) {
+  for (int32_t t = tiles.begin; t < tiles.end; ++t) {
+    const int32_t row = all.begin(t), rows = all.begin(t + 1) - row;
+    for (int32_t p = units.begin; p < units.end; p += 2) {
+      const int32_t panels = std::min(2, units.end - p);
+      finish_unit(job, row, rows, p * kPanelColumns, panels * kPanelColumns, c.kernels,
+                  [&](const Linear& layer, float* target, int64_t stride) {
+                    const PackedWeight& w = packed(layer);
+                    c.kernels.coded_dot[static_cast<int32_t>(w.coded())](w.panel(p), w.unit_bytes(), panels,
+                                                                         w.in_features / kBlockValues, c.x.row(row),
+                                                                         c.x.features, rows, target, stride);
+                  });
+    }
+  }
+}
+
+// Values [k, k + count) of a panel to chunk [count][16].
+void decode_chunk(const Context& c, const PackedWeight& w, int32_t panel, int32_t k, int32_t count, float* chunk) {
+  if (w.form() == PackedWeight::Form::coded) {
+    c.kernels.coded_decode[static_cast<int32_t>(w.coded())](w.panel(panel), k / kBlockValues, count / kBlockValues, chunk);
+    return;
+  }
   const QuantTraits& t = traits(w.type);
   const int32_t columns = std::min(kPanelColumns, w.out_features - panel * kPanelColumns);
-  std::fill(std::begin(chunk), std::end(chunk), 0.0f);
-  const int32_t step = kDecodedValues / t.block_values * t.block_values;
+  for (int32_t column = 0; column < columns; ++column) {
+    float values[kDecodedValues];
+    decode(w.type, w.row(panel * kPanelColumns + column) + row_bytes(t, k), values, count);
+    for (int32_t i = 0; i < count; ++i) chunk[i * kPanelColumns + column] = values[i];
+  }
+}
+
+// One panel of form rows or coded: decodes a chunk of k and adds its products for all rows [row, row + rows).
+void multiply_rows(const Context& c, const PackedWeight& w, int32_t panel, int32_t row, int32_t rows, float* y) {
+  alignas(64) float chunk[kDecodedValues * kPanelColumns];
+  std::fill(std::begin(chunk), std::end(chunk), 0.0f);  // columns past the last stay zero
+  const int32_t block = traits(w.type).block_values, step = kDecodedValues / block * block;
   for (int32_t k = 0; k < w.in_features; k += step) {
     const int32_t count = std::min(step, w.in_features - k);
-    for (int32_t column = 0; column < columns; ++column) {
-      float values[kDecodedValues];
-      decode(w.type, w.row(panel * kPanelColumns + column) + row_bytes(t, k), values, count);
-      for (int32_t i = 0; i < count; ++i) chunk[i * kPanelColumns + column] = values[i];
-    }
+    decode_chunk(c, w, panel, k, count, chunk);
     c.kernels.dense_dot[static_cast<int32_t>(ElementType::f32)]({.w = chunk,
                                                                  .w_stride = kPanelColumns,
                                                                  .x = c.x.row(row) + k,
@@ -209,6 +235,16 @@ void run_rows(const Context& c, const LinearJob& job, RowRange units, RowRange t
   }
 }
 
+int32_t tile_height(const PackedWeight& w, int32_t rows, const Kernels& kernels) {
+  switch (w.form()) {
+    case PackedWeight::Form::panels: return kernels.tile_rows;
+    case PackedWeight::Form::coded: return rows <= kernels.coded_rows ? kernels.coded_rows : kDecodedRows;
+    case PackedWeight::Form::dense: return kernels.dense_rows;
+    case PackedWeight::Form::rows: break;
+  }
+  return kDecodedRows;
+}
+
 // How one job is cut: `column_chunks` ranges of units by `row_chunks` ranges of tiles.
 struct Cut {
   Tiles tiles;
@@ -218,9 +254,7 @@ struct Cut {
 
 Cut cut_job(const LinearJob& job, Tensor x, int64_t all_bytes, const Kernels& kernels, int32_t threads) {
   const PackedWeight& w = packed(*job.layer);
-  const int32_t height = w.form() == PackedWeight::Form::panels ? kernels.tile_rows
-                         : w.form() == PackedWeight::Form::dense ? kernels.dense_rows
-                                                                 : kDecodedRows;
+  const int32_t height = tile_height(w, x.rows, kernels);
   Cut cut{Tiles(x.rows, height), 1, 1};
   if (threads == 1 && all_bytes <= kMostUnitBytes) return cut;
   const int64_t unit_bytes = w.unit_bytes() * (job.up != nullptr ? 2 : 1);
@@ -243,6 +277,9 @@ void run_unit(const Context& c, const LinearJob& job, const Cut& cut, int32_t in
   switch (packed(*job.layer).form()) {
     case PackedWeight::Form::panels: return run_panels(c, job, units, tiles);
     case PackedWeight::Form::dense: return run_dense(c, job, units, tiles, cut.tiles);
+    case PackedWeight::Form::coded:
+      return c.x.rows <= c.kernels.coded_rows ? run_coded(c, job, units, tiles, cut.tiles)
+                                              : run_rows(c, job, units, tiles, cut.tiles);
     case PackedWeight::Form::rows: return run_rows(c, job, units, tiles, cut.tiles);
   }
 }

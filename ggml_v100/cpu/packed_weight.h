@@ -12,11 +12,14 @@ namespace v100::cpu {
 
 // The panel kind of a type with an integer path, nullopt for other types.
 std::optional<PanelKind> panel_kind(QuantType type);
+// The coded kind of a type that is decoded in registers, nullopt for other types.
+std::optional<CodedKind> coded_kind(QuantType type);
 
 class PackedWeight final : public LinearWeight {
  public:
   enum class Form {
-    panels,  // quantised panels of 16 columns (panel.h)
+    panels,  // quantised panels of 16 columns, integer dot products (panel.h)
+    coded,   // quantised panels of 16 columns, decoded while multiplying
     dense,   // groups of 64 columns of f32, f16 or bf16
     rows,    // rows as in the file, decoded chunk by chunk while multiplying
   };
@@ -27,6 +30,7 @@ class PackedWeight final : public LinearWeight {
 
   Form form() const { return form_; }
   PanelKind kind() const { return kind_; }            // form panels
+  CodedKind coded() const { return coded_; }          // form coded
   ElementType element() const { return element_; }    // form dense
 
   // Units in which output columns are shared out: panels of 16 columns, or groups of 64 for form dense.
@@ -47,6 +51,7 @@ class PackedWeight final : public LinearWeight {
 
   Form form_;
   PanelKind kind_ = PanelKind::q8_0;
+  CodedKind coded_ = CodedKind::q2_K;
   ElementType element_ = ElementType::f32;
   int32_t unit_columns_ = kPanelColumns;
   int64_t unit_bytes_ = 0;

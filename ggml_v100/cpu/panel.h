@@ -8,8 +8,9 @@
 // product. Per block of 32 values of k ("group" g = k / 4, 0..7):
 //   8-bit codes  512 bytes: group 0..7
 //   nibbles      256 bytes: vector v = 0..3 holds group v in the low and group v + 4 in the high nibbles
-//   bit plane     64 bytes: bit g of a byte is bit 4 of the code of group g
-//   crumbs       128 bytes: bits 2 (g % 4) and up of plane g / 4 are bits 4 and 5 of the code of group g
+//   bit plane     64 bytes: bit g of a byte is the highest bit of the code of group g
+//   crumbs       128 bytes: bits 2 (g % 4) and up of plane g / 4 are two bits of the code of group g (its bits 4 and 5 in
+//                q6_K, its lowest in q2_K and q3_K)
 // Columns past out_features are zero.
 #pragma once
 
@@ -44,9 +45,22 @@ inline constexpr PanelFormat kPanelFormats[kPanelKinds] = {
 
 inline constexpr const PanelFormat& panel_format(PanelKind kind) { return kPanelFormats[static_cast<int32_t>(kind)]; }
 
-// Bytes of one panel of K values; a half-used last cell counts whole.
-inline constexpr int64_t panel_bytes(PanelKind kind, int32_t n_values) {
-  const PanelFormat& f = panel_format(kind);
+// The kinds of coded panels: types without an integer path, whose values are worked out in registers as
+// scale * q (- minimum), in the order of operations of quants/decode. Cells as above; codes may be table indices.
+enum class CodedKind : int32_t { q2_K, q3_K, q5_K, iq4_nl, iq4_xs, mxfp4 };
+inline constexpr int32_t kCodedKinds = 6;
+
+inline constexpr PanelFormat kCodedFormats[kCodedKinds] = {
+    {256, 64 + 256 + 8 * 128, 0},          // q2_K: d, dmin, scale bytes [16][16 columns], crumbs of 8 blocks
+    {256, 64 + 256 + 8 * (64 + 128), 0},   // q3_K: d, unused 32, scales i8 [16][16], 8 x (bit plane, crumbs)
+    {256, 64 + 256 + 8 * (64 + 256), 0},   // q5_K: d, dmin, scales u8 [8][16], minimums u8 [8][16], 8 x (bit plane, nibbles)
+    {64, 64 + 2 * 256, 0},                 // iq4_nl: d[block 0], d[block 1], nibbles of both
+    {256, 64 + 128 + 8 * 256, 0},          // iq4_xs: d, unused 32, scales i8 [8][16], nibbles of 8 blocks
+    {64, 64 + 2 * 256, 0},                 // mxfp4: scales as bf16 [block 0], [block 1], nibbles of both
+};
+
+// Bytes of one panel of n_values of k; a half-used last cell counts whole.
+inline constexpr int64_t cells_bytes(const PanelFormat& f, int32_t n_values) {
   return int64_t{(n_values + f.cell_values - 1) / f.cell_values} * f.cell_bytes;
 }
 

@@ -1,9 +1,10 @@
 // Integer dot products of quantised panels in plain C++. For inclusion by kernels_generic.cpp only.
 //
 // What      y[row][16] = panel [K, 16] . row of rounded activations, for R = 1..4 rows in one pass over the panel
-// Layout    panel.h, read bytewise; a block is unpacked to 16-bit codes [32][16 columns]
-// Numerics  as the vector versions; products of codes and activations fit 16 bits
-// Bound     multiplies of 16-bit lanes the compiler finds (SSE2, NEON, VSX)
+// Layout    panel.h; a block is unpacked to 16-bit codes in the order of its turns, [8 groups][16 columns x 4 values]
+// Numerics  as the vector versions. Codes below 64 are summed in 16 bits over at most half a block of 6-bit codes
+//           (63 * 127 * 4 = 32004) or a block of 5-bit codes (31 * 127 * 8 = 31496); 8-bit codes in 32 bits
+// Bound     multiplies of 16-bit lanes that the compiler finds (SSE2, NEON, VSX)
 #pragma once
 
 #include "base/half.h"
@@ -17,7 +18,7 @@ constexpr int kTileRows = 4;
 
 // A block of 32 values of 16 columns, unpacked.
 struct PanelBlock {
-  int16_t codes[32][16];
+  int16_t codes[8][64];
   float scale[2][16];  // [1]: of the last 16 values, q6_K
   float minimum[16];
 };
@@ -30,33 +31,34 @@ inline void read_halves(const std::byte* p, float* values) {
 }
 
 inline void read_codes(const std::byte* p, PanelBlock& b) {
-  for (int k = 0; k < 32; ++k)
-    for (int c = 0; c < 16; ++c) b.codes[k][c] = static_cast<int16_t>(byte_of(p + k / 4 * 64 + 4 * c + k % 4));
+  for (int g = 0; g < 8; ++g)
+    for (int i = 0; i < 64; ++i) b.codes[g][i] = static_cast<int16_t>(p[64 * g + i]);
 }
 
 inline void read_nibbles(const std::byte* p, PanelBlock& b) {
-  for (int k = 0; k < 16; ++k)
-    for (int c = 0; c < 16; ++c) {
-      const int32_t packed = byte_of(p + k / 4 * 64 + 4 * c + k % 4);
-      b.codes[k][c] = static_cast<int16_t>(packed & 15);
-      b.codes[k + 16][c] = static_cast<int16_t>(packed >> 4);
+  for (int g = 0; g < 4; ++g)
+    for (int i = 0; i < 64; ++i) {
+      const auto packed = static_cast<uint8_t>(p[64 * g + i]);
+      b.codes[g][i] = static_cast<int16_t>(packed & 15);
+      b.codes[g + 4][i] = static_cast<int16_t>(packed >> 4);
     }
 }
 
 inline void add_bit_plane(const std::byte* p, PanelBlock& b) {
-  for (int k = 0; k < 32; ++k)
-    for (int c = 0; c < 16; ++c)
-      b.codes[k][c] = static_cast<int16_t>(b.codes[k][c] | (byte_of(p + 4 * c + k % 4) >> (k / 4) & 1) << 4);
+  for (int g = 0; g < 8; ++g)
+    for (int i = 0; i < 64; ++i)
+      b.codes[g][i] = static_cast<int16_t>(b.codes[g][i] | (static_cast<uint8_t>(p[i]) >> g & 1) << 4);
 }
 
 inline void add_crumbs(const std::byte* p, PanelBlock& b) {
-  for (int k = 0; k < 32; ++k)
-    for (int c = 0; c < 16; ++c)
-      b.codes[k][c] =
-          static_cast<int16_t>(b.codes[k][c] | (byte_of(p + k / 16 * 64 + 4 * c + k % 4) >> (k / 4 % 4 * 2) & 3) << 4);
+  for (int g = 0; g < 8; ++g)
+    for (int i = 0; i < 64; ++i)
+      b.codes[g][i] =
+          static_cast<int16_t>(b.codes[g][i] | (static_cast<uint8_t>(p[g / 4 * 64 + i]) >> (g % 4 * 2) & 3) << 4);
 }
 
 struct Q8_0 {
+  using Sum = int32_t;
   static constexpr bool kBias = true, kMinimum = false, kTwoScales = false;
   static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
     const std::byte* cell = panel + static_cast<int64_t>(block / 2) * 1088;
@@ -66,6 +68,7 @@ struct Q8_0 {
 };
 
 struct Q4_0 {
+  using Sum = int16_t;
   static constexpr bool kBias = true, kMinimum = false, kTwoScales = false;
   static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
     const std::byte* cell = panel + static_cast<int64_t>(block / 2) * 576;
@@ -75,6 +78,7 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
+  using Sum = int16_t;
   static constexpr bool kBias = false, kMinimum = true, kTwoScales = false;
   static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
     const std::byte* cell = panel + static_cast<int64_t>(block) * 320;
@@ -85,6 +89,7 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
+  using Sum = int16_t;
   static constexpr bool kBias = true, kMinimum = false, kTwoScales = false;
   static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
     const std::byte* cell = panel + static_cast<int64_t>(block / 2) * 704;
@@ -95,6 +100,7 @@ struct Q5_0 {
 };
 
 struct Q5_1 {
+  using Sum = int16_t;
   static constexpr bool kBias = false, kMinimum = true, kTwoScales = false;
   static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
     const std::byte* cell = panel + static_cast<int64_t>(block) * 384;
@@ -106,6 +112,7 @@ struct Q5_1 {
 };
 
 struct Q4_K {
+  using Sum = int16_t;
   static constexpr bool kBias = false, kMinimum = true, kTwoScales = false;
   static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
     const std::byte* cell = panel + static_cast<int64_t>(block / 8) * 2304;
@@ -125,6 +132,7 @@ struct Q4_K {
 };
 
 struct Q6_K {
+  using Sum = int16_t;
   static constexpr bool kBias = true, kMinimum = false, kTwoScales = true;
   static void read(const std::byte* panel, int32_t block, PanelBlock& b) {
     const std::byte* cell = panel + static_cast<int64_t>(block / 8) * 3392;
@@ -139,24 +147,36 @@ struct Q6_K {
   }
 };
 
+// totals[column] += codes . activations of groups [first, first + count); pattern: a group's 4 activations twice.
+template <class Sum>
+inline void add_groups(const int16_t (*codes)[64], const int16_t (*pattern)[8], int first, int count, int32_t* totals) {
+  Sum sums[64] = {};
+  for (int g = first; g < first + count; ++g)
+    for (int i = 0; i < 64; i += 8)
+      for (int j = 0; j < 8; ++j)
+        sums[i + j] = static_cast<Sum>(sums[i + j] + static_cast<int16_t>(codes[g][i + j] * pattern[g][j]));
+  for (int c = 0; c < 16; ++c)
+    for (int t = 0; t < 4; ++t) totals[c] += sums[4 * c + t];
+}
+
 template <class Codec>
 void dot_tile(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows, float* y,
               int64_t y_stride) {
   constexpr int kParts = Codec::kTwoScales ? 2 : 1;
-  constexpr int kValues = 32 / kParts;
+  constexpr int kGroups = 8 / kParts;
   float sums[kTileRows][16] = {};
   PanelBlock b;
   for (int32_t block = 0; block < n_blocks; ++block, tile += rows) {
     Codec::read(panel, block, b);
     for (int32_t r = 0; r < rows; ++r) {
       const ActivationBlock& row = tile[r];
+      int16_t pattern[8][8];
+      for (int g = 0; g < 8; ++g)
+        for (int j = 0; j < 8; ++j) pattern[g][j] = row.p[4 * g + j % 4];
       for (int part = 0; part < kParts; ++part) {
         int32_t totals[16];
         for (int c = 0; c < 16; ++c) totals[c] = !Codec::kBias ? 0 : part == 0 ? row.bias_sum : row.bias_sum_second;
-        for (int k = part * kValues; k < (part + 1) * kValues; ++k) {
-          const auto p = static_cast<int16_t>(row.p[k]);
-          for (int c = 0; c < 16; ++c) totals[c] += static_cast<int16_t>(b.codes[k][c] * p);
-        }
+        add_groups<typename Codec::Sum>(b.codes, pattern, part * kGroups, kGroups, totals);
         for (int c = 0; c < 16; ++c)
           sums[r][c] = fused(b.scale[part][c] * row.scale, static_cast<float>(totals[c]), sums[r][c]);
       }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import json
 import shutil
 import socket
@@ -24,7 +25,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 
 from pyllama._engine import Engine, Model, Sampler, Work
@@ -56,16 +56,23 @@ def engine_rate(engine: Engine, n_vocab: int, prompts: list[list[int]], n_tokens
 
 
 def read_stream(address: str, prompt: list[int], n_tokens: int, arrivals: list[float]) -> None:
-    """Record the arrival time of each token of one streamed completion."""
+    """Record the arrival time of each token of one streamed completion.
+
+    The client shares the cores with the server, so it must be cheap: the standard library's client, not a richer one.
+    """
     body = {"prompt": prompt, "n_predict": n_tokens, "temperature": 0.0, "ignore_eos": True, "cache_prompt": False}
     body |= {"stream": True, "return_tokens": True}
-    with httpx.stream("POST", f"{address}/completion", json=body, timeout=600, trust_env=False) as response:
-        response.raise_for_status()
-        for line in response.iter_lines():
-            if line.startswith("data: "):
-                now = time.perf_counter()
-                # Text may be held back (incomplete character): such a chunk carries several tokens.
-                arrivals.extend([now] * len(json.loads(line[6:]).get("tokens", [])))
+    connection = http.client.HTTPConnection(address, timeout=600)
+    connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"the server answered {response.status}: {response.read()!r}")
+    while line := response.readline():
+        if line.startswith(b"data: "):
+            now = time.perf_counter()
+            # Text may be held back (incomplete character): such a chunk carries several tokens.
+            arrivals.extend([now] * len(json.loads(line[6:]).get("tokens", [])))
+    connection.close()
 
 
 def server_rate(address: str, prompts: list[list[int]], n_tokens: int) -> float:
@@ -85,7 +92,7 @@ def server_rate(address: str, prompts: list[list[int]], n_tokens: int) -> float:
 
 @contextlib.contextmanager
 def running_server(model: Path, *, n_streams: int, n_threads: int, n_ctx: int) -> Iterator[str]:
-    """Start `llama-server` of this environment on a free port, wait until it is ready, yield its address, stop it."""
+    """Start `llama-server` of this environment on a free port, wait until it is ready, yield "host:port", stop it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -106,12 +113,14 @@ def running_server(model: Path, *, n_streams: int, n_threads: int, n_ctx: int) -
         str(n_ctx),
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    address = f"http://127.0.0.1:{port}"
+    address = f"127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + 60
         while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{address}/health", trust_env=False).status_code == 200:
+            with contextlib.suppress(OSError):
+                connection = http.client.HTTPConnection(address, timeout=5)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
                     break
             if process.poll() is not None:
                 raise RuntimeError(f"the server left with status {process.returncode}: {' '.join(command)}")

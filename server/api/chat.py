@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from pyllama.server.chat_messages import read_messages, split_prefill
 from pyllama.server.errors import InvalidRequest, NotSupported
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
 from pyllama.server.json_codec import type_name
-from pyllama.server.request_fields import wrong_type
+from pyllama.server.request_fields import read_flag, wrong_type
 from pyllama.server.responses import json_response, read_object
 from pyllama.server.state import ServerState, server_state
 
@@ -37,15 +37,6 @@ class ChatPrompt:
 
     text: str
     echo: str = ""
-
-
-def _flag(body: dict[str, Any], name: str, default: bool) -> bool:
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise wrong_type(name, "boolean", value)
-    return value
 
 
 def template_variables(body: dict[str, Any], server_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -101,11 +92,11 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     conversation = split_prefill(body, messages, prefill_enabled=state.settings.prefill_assistant)
     variables = template_variables(body, dict(state.settings.chat_template_kwargs))
     continues = conversation.prefill is not None
-    add_generation_prompt = continues or _flag(body, "add_generation_prompt", True)
+    add_generation_prompt = continues or read_flag(body.get("add_generation_prompt"), "add_generation_prompt", True)
     text = state.loaded.render_chat(
         conversation.messages, add_generation_prompt=add_generation_prompt, variables=variables
     )
-    echo = _flag(body, "echo", False)
+    echo = read_flag(body.get("echo"), "echo", False)
     if conversation.prefill is None:
         return ChatPrompt(text)
     return ChatPrompt(text + conversation.prefill, conversation.prefill if echo else "")
@@ -118,7 +109,7 @@ def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     }
     if body.get("json_schema") is not None:
         fields["json_schema"] = body["json_schema"]
-    wants_logprobs = _flag(body, "logprobs", False)
+    wants_logprobs = read_flag(body.get("logprobs"), "logprobs", False)
     top = body.get("top_logprobs")
     if top is not None and (isinstance(top, bool) or not isinstance(top, int)):
         raise wrong_type("top_logprobs", "integer", top)
@@ -148,7 +139,7 @@ class ChatFormat:
         self._echo = echo
         self._n_top = n_top
         self._has_role: set[int] = set()
-        self._pending: dict[int, list[ProbabilityRecord]] = {}  # records of tokens that nothing was sent for yet
+        self._n_sent: dict[int, int] = {}  # per choice, records that chunks carried so far
         self._n_unfinished: int | None = None
 
     def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
@@ -177,8 +168,6 @@ class ChatFormat:
     def _token_chunks(self, event: TokenText) -> list[dict[str, Any]]:
         generation = event.generation
         index = generation.index
-        if event.record is not None:
-            self._pending.setdefault(index, []).append(event.record)
         chunks: list[dict[str, Any]] = []
         text = event.text
         if index not in self._has_role:
@@ -188,16 +177,20 @@ class ChatFormat:
         if text:
             chunks.append(self._chunk(index, {"content": text}))
         if chunks:
-            if text:
-                self._add_logprobs(chunks[-1], generation)
+            if text and event.record is not None:
+                self._add_logprobs(chunks[-1], generation, generation.records[: event.n_decoded])
             if event.timings is not None:
                 chunks[-1]["timings"] = event.timings
         return chunks
 
-    def _add_logprobs(self, chunk: dict[str, Any], generation: Generation) -> None:
-        records = self._pending.pop(generation.index, None)
-        if records:
-            chunk["choices"][0]["logprobs"] = self._logprobs(generation, records)
+    def _add_logprobs(
+        self, chunk: dict[str, Any], generation: Generation, records: Sequence[ProbabilityRecord]
+    ) -> None:
+        """Add those of the choice's `records` so far that no chunk carried yet, also of tokens held back."""
+        n_sent = self._n_sent.get(generation.index, 0)
+        if len(records) > n_sent:
+            self._n_sent[generation.index] = len(records)
+            chunk["choices"][0]["logprobs"] = self._logprobs(generation, records[n_sent:])
 
     def _logprobs(self, generation: Generation, records: Iterable[ProbabilityRecord]) -> dict[str, Any]:
         post_sampling = generation.params.post_sampling_probs
@@ -215,7 +208,8 @@ class ChatFormat:
             self._has_role.add(index)
             chunks.append(self._chunk(index, {"role": "assistant", "content": None}))
         chunks.append(self._chunk(index, {}, finish_reason(generation)))
-        self._add_logprobs(chunks[-1], generation)
+        if generation.params.n_probs > 0:
+            self._add_logprobs(chunks[-1], generation, kept_records(generation, self._vocabulary))
         if generation.params.verbose:
             chunks[0]["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=True)
         if self._n_unfinished is None:

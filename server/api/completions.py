@@ -6,6 +6,7 @@ import secrets
 import string
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from pyllama.server.api.generate import in_thread_if_long, request_params, respond
 from pyllama.server.api.results import (
+    complete_text,
     finish_reason,
     kept_records,
     native_result,
@@ -24,6 +26,7 @@ from pyllama.server.api.results import (
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
 from pyllama.server.prompts import read_prompts
+from pyllama.server.request_fields import read_flag
 from pyllama.server.responses import read_object
 from pyllama.server.state import ServerState, server_state
 
@@ -108,6 +111,7 @@ class OpenAICompletionFormat:
         self._created = int(time.time())
         self._offsets: dict[int, int] = {}  # characters sent, per choice
         self._pending: dict[int, list[ProbabilityRecord]] = {}  # records of tokens whose text was not complete yet
+        self._has_echoed: set[int] = set()
 
     def _result(self, choices: list[Any]) -> dict[str, Any]:
         return {
@@ -120,6 +124,12 @@ class OpenAICompletionFormat:
 
     def chunks(self, event: Event) -> Iterable[Any]:
         generation = event.generation
+        if generation.params.echo and isinstance(event, (TokenText, Finished)) and self._is_first(generation):
+            chunk = self._result([self._choice(generation, self._prompt_text(generation), None, [])])
+            if generation.params.scores_prompt and generation.n_prompt > 0:
+                chunk["choices"][0]["logprobs"] = self._logprobs(generation, [], echoes=True)
+            chunk["id"] = self._id
+            yield chunk
         if isinstance(event, TokenText):
             if event.record is not None:
                 self._pending.setdefault(generation.index, []).append(event.record)
@@ -153,8 +163,26 @@ class OpenAICompletionFormat:
         logprobs = self._logprobs(generation, records) if records else None
         return {"text": text, "index": generation.index, "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, generation: Generation, records: list[ProbabilityRecord]) -> dict[str, Any]:
+    def _is_first(self, generation: Generation) -> bool:
+        """Whether this is the first call for a choice."""
+        is_first = generation.index not in self._has_echoed
+        self._has_echoed.add(generation.index)
+        return is_first
+
+    def _prompt_text(self, generation: Generation) -> str:
+        return b"".join(map(self._vocabulary.piece, generation.prompt)).decode("utf-8", "replace")
+
+    def _logprobs(
+        self, generation: Generation, records: list[ProbabilityRecord], *, echoes: bool = False
+    ) -> dict[str, Any]:
+        """`echoes`: the prompt's records come first; nothing precedes its first token, which has no probability."""
         content = probabilities_json(generation, records, self._vocabulary)
+        if echoes:
+            parent = generation.parent or generation
+            piece = self._vocabulary.piece(generation.tokens[0])
+            first = {"id": generation.tokens[0], "token": complete_text(piece), "bytes": list(piece)}
+            first.update(logprob=None, top_logprobs=[])
+            content = [first, *probabilities_json(generation, parent.prompt_records, self._vocabulary), *content]
         logprobs: dict[str, Any] = {"content": content}
         if generation.params.post_sampling_probs:
             return logprobs
@@ -176,15 +204,18 @@ class OpenAICompletionFormat:
         if generation.params.verbose:
             result["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=in_stream)
 
+    def _whole_choice(self, generation: Generation) -> dict[str, Any]:
+        params = generation.params
+        text = self._prompt_text(generation) + generation.content if params.echo else generation.content
+        records = list(kept_records(generation, self._vocabulary)) if params.n_probs > 0 else []
+        choice = self._choice(generation, text, finish_reason(generation), [])
+        echoes = params.scores_prompt and generation.n_prompt > 0
+        if records or echoes:
+            choice["logprobs"] = self._logprobs(generation, records, echoes=echoes)
+        return choice
+
     def whole(self, generations: list[Generation]) -> Any:
-        result = self._result(
-            [
-                self._choice(
-                    g, g.content, finish_reason(g), kept_records(g, self._vocabulary) if g.params.n_probs > 0 else []
-                )
-                for g in generations
-            ]
-        )
+        result = self._result([self._whole_choice(generation) for generation in generations])
         first = generations[0]
         result["usage"] = usage(first)
         result["id"] = self._id
@@ -198,15 +229,20 @@ async def native_completion(http: Request) -> Response:
 
 
 async def openai_completion(http: Request) -> Response:
-    return await _complete(http, OpenAICompletionFormat(server_state(http)))
+    return await _complete(http, OpenAICompletionFormat(server_state(http)), takes_echo=True)
 
 
-async def _complete(http: Request, results: NativeFormat | OpenAICompletionFormat) -> Response:
+async def _complete(
+    http: Request, results: NativeFormat | OpenAICompletionFormat, *, takes_echo: bool = False
+) -> Response:
     body = await read_object(http)
+    echo = read_flag(body.pop("echo", None), "echo", False) if takes_echo else False
     loaded = server_state(http).loaded
     if body.get("prompt") is None:
         raise InvalidRequest("key 'prompt' not found")
     params = request_params(body, loaded)
+    if echo:
+        params = replace(params, echo=True, scores_prompt=params.n_probs > 0 and not params.post_sampling_probs)
     n_bytes = len(await http.body())
     prompts = await in_thread_if_long(
         n_bytes, read_prompts, body["prompt"], loaded.tokenizer, loaded.vocabulary.n_vocab

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama.server.api.generate import in_thread_if_long
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.prompts import read_prompt
-from pyllama.server.request_fields import RequestField, read_value, wrong_type
+from pyllama.server.request_fields import read_flag, wrong_type
 from pyllama.server.responses import json_response, read_object
 from pyllama.server.state import server_state
-
-
-def _read_flag(body: dict[str, Any], name: str, default: bool) -> bool:
-    value = body.get(name)
-    return default if value is None else read_value(RequestField(name, "bool", ""), name, value)
 
 
 async def tokenize(http: Request) -> Response:
     """`content`: a string, or an array of strings and token ids."""
     body = await read_object(http)
     vocabulary = server_state(http).loaded.vocabulary
-    add_special = _read_flag(body, "add_special", False)
-    parse_special = _read_flag(body, "parse_special", True)
-    with_pieces = _read_flag(body, "with_pieces", False)
+    add_special = read_flag(body.get("add_special"), "add_special", False)
+    parse_special = read_flag(body.get("parse_special"), "parse_special", True)
+    with_pieces = read_flag(body.get("with_pieces"), "with_pieces", False)
     content = body.get("content")
     if content is None:
         return json_response({"tokens": []})

@@ -32,9 +32,10 @@ def greedy_with(path: Path, isa: str, prompts: list[GoldenPrompt]) -> dict[str, 
 
 
 def logits_with(path: Path, isa: str, tokens: list[int]) -> np.ndarray:
+    """Logits of every position as one prompt, then of the first 24 token by token: both kinds of kernel."""
     model = Model(path, isa=isa)
     engine = Engine(model, n_ctx=512)
-    logits = position_logits(engine, tokens)
+    logits = np.concatenate([position_logits(engine, tokens), position_logits(engine, tokens[:24], chunk=1)])
     engine.close()
     model.close()
     return logits
@@ -54,12 +55,6 @@ def test_greedy_text_of_all_twenty_prompts_is_that_of_the_reference(smollm2_path
     assert not different, f"{len(different)} of {len(prompts)} differ: {different}"
 
 
-def test_greedy_text_is_the_same_with_each_instruction_set(smollm2_path: Path) -> None:
-    prompts = [golden for golden in read_goldens() if golden.name in QUICK_PROMPTS]
-    texts = {isa: greedy_with(smollm2_path, isa, prompts) for isa in FAST_ISAS}
-    assert all(text == texts[FAST_ISAS[0]] for text in texts.values()), texts
-
-
 @pytest.mark.parametrize("weight_type", WEIGHT_TYPES)
 def test_instruction_sets_give_the_same_bits_on_a_tiny_model(tmp_path: Path, weight_type: str) -> None:
     width = 256 if weight_type.endswith("_k") else 96  # 96: a whole number of blocks of 32 but not of vectors of 64
@@ -71,7 +66,7 @@ def test_instruction_sets_give_the_same_bits_on_a_tiny_model(tmp_path: Path, wei
 
 
 def test_instruction_sets_give_the_same_bits_on_smollm2(smollm2_path: Path, smollm2_q8_0_path: Path) -> None:
-    tokens = next(golden.tokens for golden in read_goldens() if golden.name == "english-story")
+    tokens = next(golden.tokens for golden in read_goldens() if golden.name == "english-story")[:40]
     for path in (smollm2_path, smollm2_q8_0_path):
         expected = logits_with(path, FAST_ISAS[0], tokens)
         for isa in FAST_ISAS[1:]:

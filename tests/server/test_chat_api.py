@@ -118,6 +118,17 @@ def test_logprobs_with_every_visible_chunk_and_whole_in_the_plain_answer(serve: 
     assert "logprobs" not in chat(server, USER).json()["choices"][0]
 
 
+def test_records_of_held_back_tokens_come_later_and_those_of_the_stop_string_never(serve: Any) -> None:
+    server = serve(engine={"next_token": forced_text(b"brow own fox", after=b":")})
+    body = {"messages": [{"role": "user", "content": ""}], "max_tokens": 50, "stop": ["own fox"], "logprobs": True}
+    plain = server.post("/v1/chat/completions", body).json()["choices"][0]
+    assert plain["message"]["content"] == "brow "
+    events = server.events("/v1/chat/completions", body)[:-1]
+    streamed = [event["choices"][0]["logprobs"]["content"] for event in events if "logprobs" in event["choices"][0]]
+    assert [record for part in streamed for record in part] == plain["logprobs"]["content"]
+    assert "".join(record["token"] for record in plain["logprobs"]["content"]) == "brow "
+
+
 def test_top_logprobs_without_logprobs_is_refused(serve: Any) -> None:
     response = chat(serve(), USER, top_logprobs=3)
     assert response.status_code == 400

@@ -4,11 +4,13 @@ probabilities.
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from typing import Any
 
 import pytest
-from fake_engine import forced_text
+from fake_engine import FakeSampler, forced_text, pseudo_random_token
 
 NATIVE_KEYS = [
     "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated",
@@ -288,8 +290,6 @@ def test_seeds_repeat_and_differ(serve: Any) -> None:
 )
 def test_logit_bias_in_every_spelling_bans_tokens(serve: Any, bias: Any) -> None:
     body = {"prompt": "x", "n_predict": 300, "temperature": 0, "logit_bias": bias}
-    import json
-
     response = serve().client.post("/completion", content=json.dumps(body).replace("-Infinity", "-1e999"))
     content = response.json()["content"]
     assert "a" not in content
@@ -388,3 +388,31 @@ def test_a_full_queue_answers_503_with_retry_after(serve: Any) -> None:
     for thread in threads:
         thread.join()
     assert server.post("/completion", {"prompt": "x", "n_predict": 1}).status_code == 200
+
+
+def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:
+    """Known fault E16. The fake model gives one letter the logit 3 and all others 0."""
+    server = serve()
+    body = {"prompt": "hello" * 30, "max_tokens": 2, "echo": True, "logprobs": 2, "temperature": 0}
+    choice = server.post("/v1/completions", body).json()["choices"][0]
+    assert choice["text"].startswith(body["prompt"])
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    assert logprobs["text_offset"] == list(range(152))
+    assert logprobs["token_logprobs"][0] is None
+    total = math.log(math.exp(3) + 257)
+    for position in range(1, 150):
+        history = list(body["prompt"][:position].encode())
+        likely = pseudo_random_token(history, FakeSampler(258, temperature=0))
+        expected = (3 if ord(body["prompt"][position]) == likely else 0) - total
+        assert logprobs["token_logprobs"][position] == pytest.approx(expected, abs=1e-5)
+        top = logprobs["content"][position]["top_logprobs"]
+        assert top[0]["id"] == likely
+        assert top[0]["logprob"] == pytest.approx(3 - total, abs=1e-5)
+    events = server.events("/v1/completions", body)[:-1]
+    assert "".join(event["choices"][0]["text"] for event in events) == choice["text"]
+    streamed = [event["choices"][0]["logprobs"]["tokens"] for event in events[:-1]]
+    assert [token for part in streamed for token in part] == logprobs["tokens"]
+    plain = server.post("/v1/completions", {**body, "logprobs": None}).json()["choices"][0]
+    assert plain["text"] == choice["text"]
+    assert server.post("/completion", body).status_code == 501

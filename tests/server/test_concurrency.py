@@ -165,6 +165,14 @@ def test_bad_bytes_on_the_wire_get_an_error_and_the_server_lives(listen: Any, he
     assert httpx.get(server.url + "/health").status_code == 200
 
 
+def test_a_body_that_never_arrives_ends_with_408(listen: Any) -> None:
+    server = listen(n_slots=1, timeout=1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
 def test_every_request_of_a_crowd_is_served_and_waits_in_order(listen: Any) -> None:
     """Known fault E12: four clients without a pause on one slot."""
     server = listen(n_slots=1, engine={"step_seconds": 0.001})

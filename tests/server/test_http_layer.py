@@ -127,6 +127,11 @@ def test_only_the_health_paths_are_public(serve: Any, method: str, path: str, pu
         assert server.client.request(method, path, json={}, headers=headers).status_code != 401
 
 
+def test_the_place_of_the_web_interface_is_public_and_empty(serve: Any) -> None:
+    response = serve(api_keys=("secret",)).get("/")
+    assert (response.status_code, response.text) == (404, NOT_FOUND)
+
+
 def test_with_a_prefix_every_route_moves_and_health_needs_the_key(serve: Any) -> None:
     server = serve(api_prefix="/llm", api_keys=("secret",))
     assert server.get("/llm/health").status_code == 401

@@ -7,13 +7,20 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama.server.errors import InvalidRequest, NotSupported
 from pyllama.server.generation_params import GenerationParams
-from pyllama.server.request_fields import REQUEST_FIELDS, UNSUPPORTED_FIELDS, read_params, read_samplers
+from pyllama.server.request_fields import (
+    REQUEST_FIELDS,
+    UNSUPPORTED_FIELDS,
+    fields_markdown,
+    read_params,
+    read_samplers,
+)
 from pyllama.server.sampling_params import SamplingParams
 
 WRONG_VALUES = [
@@ -68,12 +75,12 @@ def test_every_row_has_an_attribute_and_every_number_a_default_within_its_limits
 
 def test_hard_limits_refuse_with_the_documented_text() -> None:
     with pytest.raises(
-        InvalidRequest, match=r"Field 'repeat_last_n': Value must be between 0 <= value <= .*, but got -1"
+        InvalidRequest, match=r"Field 'repeat_last_n': Value must be between 0 <= value <= 2147483647, but got -1"
     ):
         read({"repeat_last_n": -1})
     with pytest.raises(InvalidRequest, match="Field 'max_tokens'"):
         read({"max_tokens": -2})
-    with pytest.raises(InvalidRequest, match="Field 'n_cmpl'"):
+    with pytest.raises(InvalidRequest, match="Field 'n': Value must be between 1 <= value <= 4, but got 5"):
         read({"n": 5})
 
 
@@ -201,3 +208,9 @@ def test_extreme_sampling_numbers_get_an_answer(serve: Any, numbers: str) -> Non
     if '"repeat_penalty":0' in numbers or '"repeat_penalty":-1' in numbers:
         assert response.json()["error"]["message"].startswith("Failed to initialize samplers: ")
     assert server.get("/health").status_code == 200
+
+
+def test_the_documented_table_is_the_one_that_is_applied() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    table = document.partition("fields_markdown -->\n")[2].partition("<!-- end of fields -->")[0]
+    assert table == fields_markdown()

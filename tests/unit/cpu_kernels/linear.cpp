@@ -11,7 +11,7 @@ constexpr QuantType kIntegerTypes[] = {QuantType::Q8_0, QuantType::Q4_0, QuantTy
                                        QuantType::Q5_1, QuantType::Q4_K, QuantType::Q6_K};
 constexpr QuantType kFloatTypes[] = {QuantType::F32, QuantType::F16, QuantType::BF16};
 constexpr QuantType kDecodedTypes[] = {QuantType::Q2_K, QuantType::Q3_K, QuantType::Q5_K, QuantType::IQ4_NL,
-                                       QuantType::MXFP4, QuantType::TQ2_0, QuantType::F64};
+                                       QuantType::IQ4_XS, QuantType::MXFP4, QuantType::TQ2_0, QuantType::F64};
 
 std::string describe(QuantType type, int32_t k, int32_t n, int32_t m) {
   return std::string(traits(type).name) + " K=" + std::to_string(k) + " N=" + std::to_string(n) + " M=" + std::to_string(m);
@@ -69,14 +69,14 @@ void test_linear_shapes(Pair& pair, Failures& failures) {
 
 void test_linear_extremes(Pair& pair, Failures& failures) {
   Random random(2);
-  for (const QuantType type : kIntegerTypes) {
+  for_all_types([&](QuantType type) {
     const int32_t k = traits(type).block_values * 3;
     for (const Scales scales : {Scales::ordinary, Scales::subnormal, Scales::large, Scales::zero})
       for (const Codes codes : {Codes::random, Codes::lowest, Codes::highest})
         for (const Inputs inputs :
              {Inputs::ordinary, Inputs::constant, Inputs::alternating, Inputs::sparse, Inputs::tiny, Inputs::huge})
           for (const int32_t m : {1, 3, 5}) check(pair, failures, type, k, 18, m, random, scales, codes, inputs);
-  }
+  });
 }
 
 void test_linear_combinations(Pair& pair, Failures& failures) {

@@ -73,9 +73,10 @@ make_environment() {
     fi
 }
 
-# install_repository DIR WHAT: pip install WHAT (`.` or `.[test]`) into DIR unless nothing changed since the last time.
+# install_repository DIR WHAT [PIP_OPTION...]: pip install WHAT (`.` or `.[test]`) into DIR unless nothing changed since the last time.
 install_repository() {
     local dir=$1 what=$2 stamp=$1/.installed
+    shift 2
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$what" ] &&
         [ -z "$(find ggml_v100 pyllama server vendor CMakeLists.txt pyproject.toml -type f -newer "$stamp" -print -quit)" ]; then
         return 0
@@ -84,7 +85,7 @@ install_repository() {
     echo "Building and installing $what (a few minutes the first time)"
     rm -f "$stamp"
     touch "$dir/.started" # sources edited while the build runs must count as newer
-    "$dir/bin/python" -m pip install --quiet --disable-pip-version-check "$what"
+    "$dir/bin/python" -m pip install --quiet --disable-pip-version-check "$what" "$@"
     printf '%s\n' "$what" >"$dir/.started.tmp"
     touch -r "$dir/.started" "$dir/.started.tmp"
     mv "$dir/.started.tmp" "$stamp"

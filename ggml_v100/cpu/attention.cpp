@@ -1,6 +1,7 @@
-// A unit of work is one kv head of one sequence for a tile of rows: its queries (rows x heads of the group) share every key
-// and value that is read. Scores are a dense product with the key tiles, outputs one with the value rows. For a few rows
-// over many pages each page is a unit of its own; the pages' results are then merged in order, with the same bits.
+// A unit of work is one kv head of one sequence for a tile of rows: its queries (rows x heads of the group) share
+// every key and value that is read. Scores are a dense product with the key tiles, outputs one with the value rows.
+// For a few rows over many pages each page is a unit of its own; the pages' results are then merged in order, with the
+// same bits.
 #include "cpu/attention.h"
 
 #include <algorithm>
@@ -33,9 +34,19 @@ struct PageResult {
 
 class Attention {
  public:
-  Attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale, Tensor y, const Kernels& kernels)
-      : q_(q), rows_(rows), layer_(layer), page_(layer.shape), heads_(heads), scale_(scale), y_(y), kernels_(kernels),
-        dim_k_(layer.shape.head_dim_k), dim_v_(layer.shape.head_dim_v), padded_v_(page_.padded_dim_v()) {}
+  Attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale, Tensor y,
+            const Kernels& kernels)
+      : q_(q),
+        rows_(rows),
+        layer_(layer),
+        page_(layer.shape),
+        heads_(heads),
+        scale_(scale),
+        y_(y),
+        kernels_(kernels),
+        dim_k_(layer.shape.head_dim_k),
+        dim_v_(layer.shape.head_dim_v),
+        padded_v_(page_.padded_dim_v()) {}
 
   void run(Arena& arena, ThreadPool& pool);
 
@@ -94,8 +105,8 @@ class Attention {
   const Kernels& kernels_;
   int32_t dim_k_, dim_v_, padded_v_;
   std::vector<Unit> units_;
-  int64_t products_ = 0;   // multiply-adds of the whole call
-  int64_t partials_ = 0;   // queries x pages of split units
+  int64_t products_ = 0;  // multiply-adds of the whole call
+  int64_t partials_ = 0;  // queries x pages of split units
   PageResult* partial_results_ = nullptr;
   float* partial_outputs_ = nullptr;  // [partials, padded_v]
 };
@@ -137,11 +148,12 @@ void Attention::plan(int32_t threads) {
       const RowRange pages{keys.begin / kPageTokens, (keys.end + kPageTokens - 1) / kPageTokens};
       for (int32_t kv_head = 0; kv_head < layer_.shape.kv_heads; ++kv_head)
         for (int32_t first = 0; first < group; first += group_part)
-          units_.push_back({static_cast<int32_t>(s), kv_head, kv_head * group + first, std::min(group_part, group - first),
-                            tile, pages, -1});
+          units_.push_back({static_cast<int32_t>(s), kv_head, kv_head * group + first,
+                            std::min(group_part, group - first), tile, pages, -1});
     }
   }
-  if (threads == 1 || products_ < kParallelProducts || static_cast<int64_t>(units_.size()) >= int64_t{4} * threads) return;
+  if (threads == 1 || products_ < kParallelProducts || static_cast<int64_t>(units_.size()) >= int64_t{4} * threads)
+    return;
   for (Unit& unit : units_) {
     const int32_t pages = unit.pages.end - unit.pages.begin;
     if (pages < 2) continue;
@@ -165,7 +177,8 @@ void Attention::run(Arena& arena, ThreadPool& pool) {
     partial_outputs_ = reinterpret_cast<float*>(
         arena.take(static_cast<size_t>(partials_) * static_cast<size_t>(padded_v_) * sizeof(float)));
     for (const Unit& unit : units_) {
-      if (unit.partial < 0) work.push_back(unit);
+      if (unit.partial < 0)
+        work.push_back(unit);
       else
         for (int32_t page = unit.pages.begin; page < unit.pages.end; ++page) {
           Unit one = unit;
@@ -188,12 +201,15 @@ void Attention::run(Arena& arena, ThreadPool& pool) {
     for (int32_t i = 0; i < queries; ++i) {
       PageResult all{0, 0};
       float* o = nullptr;
-      for (int64_t at = unit.partial + i; at < unit.partial + int64_t{unit.pages.end - unit.pages.begin} * queries; at += queries) {
+      for (int64_t at = unit.partial + i; at < unit.partial + int64_t{unit.pages.end - unit.pages.begin} * queries;
+           at += queries) {
         const PageResult& page = partial_results_[at];
         float* page_o = partial_outputs_ + at * padded_v_;
         if (page.sum == 0) continue;
-        if (o == nullptr) all = page, o = page_o;
-        else kernels_.merge_page(&all.maximum, &all.sum, o, page.maximum, page.sum, page_o, padded_v_);
+        if (o == nullptr)
+          all = page, o = page_o;
+        else
+          kernels_.merge_page(&all.maximum, &all.sum, o, page.maximum, page.sum, page_o, padded_v_);
       }
       write_result(unit, i, all, o);
     }
@@ -236,8 +252,10 @@ void Attention::run_unit(const Unit& unit, const Scratch& scratch) {
 
 void Attention::write_result(const Unit& unit, int32_t query, const PageResult& result, const float* o) {
   float* y = y_.row(unit.rows.begin + query / unit.heads) + int64_t{unit.first_head + query % unit.heads} * dim_v_;
-  if (result.sum == 0) std::fill_n(y, dim_v_, 0.0f);
-  else kernels_.divide(o, result.sum, y, dim_v_);
+  if (result.sum == 0)
+    std::fill_n(y, dim_v_, 0.0f);
+  else
+    kernels_.divide(o, result.sum, y, dim_v_);
 }
 
 // Maximum, sum and output of every query over one page; false when no row sees any of its keys.
@@ -254,8 +272,10 @@ bool Attention::attend_page(const Unit& unit, int32_t page, const Scratch& scrat
   for (int32_t i = 0; i < queries; ++i) {
     const RowRange v = visible_in_page(unit.rows.begin + i / unit.heads, page);
     PageResult& result = scratch.page[i];
-    if (v.begin >= v.end) result = {0, 0};
-    else kernels_.softmax_page(scratch.s + int64_t{i} * kPageTokens, v.begin, v.end, scale_, &result.maximum, &result.sum);
+    if (v.begin >= v.end)
+      result = {0, 0};
+    else
+      kernels_.softmax_page(scratch.s + int64_t{i} * kPageTokens, v.begin, v.end, scale_, &result.maximum, &result.sum);
   }
   weigh_values(unit, base, page, keys, scratch);
   return true;
@@ -270,8 +290,12 @@ void Attention::score_page(const Unit& unit, const std::byte* base, RowRange key
     const void* w = codes;
     auto element = ElementType::f32;
     switch (layer_.shape.type_k) {
-      case QuantType::F16: element = ElementType::f16; break;
-      case QuantType::BF16: element = ElementType::bf16; break;
+      case QuantType::F16:
+        element = ElementType::f16;
+        break;
+      case QuantType::BF16:
+        element = ElementType::bf16;
+        break;
       case QuantType::Q8_0:
         kernels_.decode_keys_q8(reinterpret_cast<const int8_t*>(codes), scales, dim_k_, scratch.keys);
         w = scratch.keys;
@@ -280,7 +304,8 @@ void Attention::score_page(const Unit& unit, const std::byte* base, RowRange key
         kernels_.decode_keys_q4(reinterpret_cast<const uint8_t*>(codes), scales, dim_k_, scratch.keys);
         w = scratch.keys;
         break;
-      default: break;
+      default:
+        break;
     }
     kernels_.dense_dot[static_cast<int32_t>(element)]({.w = w,
                                                        .w_stride = kKeyTileTokens,
@@ -295,15 +320,17 @@ void Attention::score_page(const Unit& unit, const std::byte* base, RowRange key
   }
 }
 
-// page_o = sum over the visible keys, ascending. Queries go in the tiles of the dense product; keys that not all queries
-// of a tile see are added row by row before and after the common ones, so that no unseen value is ever touched.
-void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t page, RowRange keys, const Scratch& scratch) {
+// page_o = sum over the visible keys, ascending. Queries go in the tiles of the dense product; keys that not all
+// queries of a tile see are added row by row before and after the common ones, so that no unseen value is ever touched.
+void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t page, RowRange keys,
+                             const Scratch& scratch) {
   const int32_t rows = unit.rows.end - unit.rows.begin;
   std::fill_n(scratch.page_o, int64_t{rows} * unit.heads * padded_v_, 0.0f);
   const int32_t tile_rows = std::max(1, kernels_.dense_rows / unit.heads);
   const int32_t step = traits(layer_.shape.type_v).is_quantized ? kKeyTileTokens : kPageTokens;  // decoded at a time
   for (int32_t start = keys.begin / step * step; start < keys.end; start += step) {
-    const ValueRows values = read_values(base, unit.kv_head, {std::max(keys.begin, start), std::min(keys.end, start + step)}, scratch);
+    const ValueRows values =
+        read_values(base, unit.kv_head, {std::max(keys.begin, start), std::min(keys.end, start + step)}, scratch);
     for (int32_t first = 0; first < rows; first += tile_rows) {
       const int32_t count = std::min(tile_rows, rows - first);
       const auto seen = [&](int32_t i) {
@@ -311,7 +338,8 @@ void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t pa
         return RowRange{std::max(v.begin, start), std::min(v.end, start + step)};
       };
       RowRange common{start, start + step};
-      for (int32_t i = 0; i < count; ++i) common = {std::max(common.begin, seen(i).begin), std::min(common.end, seen(i).end)};
+      for (int32_t i = 0; i < count; ++i)
+        common = {std::max(common.begin, seen(i).begin), std::min(common.end, seen(i).end)};
       const bool any_common = common.begin < common.end;
       const auto add = [&](int32_t i, int32_t n, RowRange range) {
         if (range.begin < range.end) add_values(values, (first + i) * unit.heads, n * unit.heads, range, scratch);
@@ -325,14 +353,17 @@ void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t pa
 }
 
 // The value rows of the keys as elements a dense product reads: in place, or decoded.
-Attention::ValueRows Attention::read_values(const std::byte* base, int32_t kv_head, RowRange keys, const Scratch& scratch) {
+Attention::ValueRows Attention::read_values(const std::byte* base, int32_t kv_head, RowRange keys,
+                                            const Scratch& scratch) {
   const std::byte* head = base + page_.values(kv_head);
   const auto codes = [&](int32_t j) { return head + static_cast<size_t>(j) * page_.value_row_bytes(); };
   const auto* scales = reinterpret_cast<const uint16_t*>(head + page_.value_scales());
   const auto blocks = static_cast<size_t>(dim_v_ / 32);
   switch (layer_.shape.type_v) {
-    case QuantType::F16: return {codes(keys.begin), ElementType::f16, page_.value_row_bytes(), keys.begin};
-    case QuantType::BF16: return {codes(keys.begin), ElementType::bf16, page_.value_row_bytes(), keys.begin};
+    case QuantType::F16:
+      return {codes(keys.begin), ElementType::f16, page_.value_row_bytes(), keys.begin};
+    case QuantType::BF16:
+      return {codes(keys.begin), ElementType::bf16, page_.value_row_bytes(), keys.begin};
     case QuantType::Q8_0:
     case QuantType::Q4_0:
       for (int32_t j = keys.begin; j < keys.end; ++j) {
@@ -345,7 +376,8 @@ Attention::ValueRows Attention::read_values(const std::byte* base, int32_t kv_he
       }
       return {reinterpret_cast<const std::byte*>(scratch.values), ElementType::f32,
               static_cast<size_t>(padded_v_) * sizeof(float), keys.begin};
-    default: return {codes(keys.begin), ElementType::f32, page_.value_row_bytes(), keys.begin};
+    default:
+      return {codes(keys.begin), ElementType::f32, page_.value_row_bytes(), keys.begin};
   }
 }
 

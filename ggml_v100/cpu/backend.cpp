@@ -116,8 +116,7 @@ class CpuOps final : public Ops {
 
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {
     Tensor y = create(static_cast<int32_t>(indices.size()), x.features);
-    for (int32_t r = 0; r < y.rows; ++r)
-      std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
+    for (int32_t r = 0; r < y.rows; ++r) std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
     return y;
   }
 
@@ -142,8 +141,10 @@ class CpuOps final : public Ops {
     const auto range = [&](int64_t begin, int64_t end) {
       for (auto r = static_cast<int32_t>(begin); r < end; ++r) body(r);
     };
-    if (int64_t{rows} * cost < kParallelValues) range(0, rows);
-    else pool_.parallel_for(rows, std::max<int64_t>(1, rows / (pool_.active() * 4)), range);
+    if (int64_t{rows} * cost < kParallelValues)
+      range(0, rows);
+    else
+      pool_.parallel_for(rows, std::max<int64_t>(1, rows / (pool_.active() * 4)), range);
   }
 
   const Kernels& kernels_;
@@ -161,7 +162,9 @@ class CpuBackend final : public Backend {
     return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override { return std::make_unique<CpuOps>(kernels_, n_threads); }
+  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
+    return std::make_unique<CpuOps>(kernels_, n_threads);
+  }
 
  private:
   const Kernels& kernels_;
@@ -193,8 +196,8 @@ std::unique_ptr<Backend> create_cpu_backend(std::string_view instruction_set) {
     if (instruction_set == kernels->name) return std::make_unique<CpuBackend>(*kernels);
     names += (names.empty() ? "" : ", ") + std::string(kernels->name);
   }
-  throw InvalidArgument("CPU instruction set \"" + std::string(instruction_set) + "\" is not available here; expected one of " +
-                        names);
+  throw InvalidArgument("CPU instruction set \"" + std::string(instruction_set) +
+                        "\" is not available here; expected one of " + names);
 }
 
 }  // namespace v100

@@ -2,8 +2,8 @@
 //
 // What      y[row][16 P] = fma over k (w[k][16 P], x[row][k]), w = scale * q (- minimum) worked out in registers
 // Layout    panel.h; a turn of 64 bytes gives four f32 vectors of 16 columns
-// Tile      P = 2 panels x R = 1..4 rows: two or more independent sums; more rows decode 256 values of a panel to L1 first
-//           (coded_decode) and use the dense product
+// Tile      P = 2 panels x R = 1..4 rows: two or more independent sums; more rows decode 256 values of a panel to L1
+//           first (coded_decode) and use the dense product
 // Numerics  the operations of quants/decode in their order: scale * q, then minus minimum, each rounded
 // Bound     one row: five or six vector instructions per 16 weights (2 shifts, convert, multiply, subtract, fma)
 #pragma once
@@ -38,7 +38,8 @@ inline Codes crumbs_of(const std::byte* p) {
   return masked(shift_right(load_codes(p + g / 4 * 64), g % 4 * 2), 3);
 }
 
-alignas(16) constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+alignas(16) constexpr int8_t kNonLinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                               1,    13,   25,  38,  53,  69,  89,  113};
 alignas(16) constexpr int8_t kDoubledE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 inline const uint16_t* halves(const std::byte* p) { return reinterpret_cast<const uint16_t*>(p); }
@@ -128,21 +129,25 @@ struct CodedMxfp4 {
 template <class Codec, int g, int t>
 [[gnu::always_inline]] inline Lanes coded_value(const Codes& codes, const BlockScales& s) {
   const Lanes product = s.scale[g / 4] * turn_to_f32<t>(codes);
-  if constexpr (Codec::kMinimum) return product - s.minimum[g / 4];
-  else return product;
+  if constexpr (Codec::kMinimum)
+    return product - s.minimum[g / 4];
+  else
+    return product;
 }
 
 template <class Codec, int P, int R>
-void coded_tile(const std::byte* panel, int64_t panel_bytes, int32_t n_blocks, const float* __restrict x, int64_t x_stride,
-                float* __restrict y, int64_t y_stride) {
+void coded_tile(const std::byte* panel, int64_t panel_bytes, int32_t n_blocks, const float* __restrict x,
+                int64_t x_stride, float* __restrict y, int64_t y_stride) {
   Lanes sums[R][P];
-  unroll<R>([&](auto r) V100_INLINE_LAMBDA { unroll<P>([&](auto p) V100_INLINE_LAMBDA { sums[r][p] = splat(0.0f); }); });
+  unroll<R>([&](auto r)
+                V100_INLINE_LAMBDA { unroll<P>([&](auto p) V100_INLINE_LAMBDA { sums[r][p] = splat(0.0f); }); });
   for (int32_t block = 0; block < n_blocks; ++block, x += 32) {
     BlockScales scales[P];
     unroll<P>([&](auto p) V100_INLINE_LAMBDA { Codec::scales(panel + p * panel_bytes, block, scales[p]); });
     unroll<8>([&](auto g) V100_INLINE_LAMBDA {
       Codes codes[P];
-      unroll<P>([&](auto p) V100_INLINE_LAMBDA { codes[p] = Codec::template codes<g>(panel + p * panel_bytes, block); });
+      unroll<P>([&](auto p)
+                    V100_INLINE_LAMBDA { codes[p] = Codec::template codes<g>(panel + p * panel_bytes, block); });
       unroll<4>([&](auto t) V100_INLINE_LAMBDA {
         Lanes w[P];
         unroll<P>([&](auto p) V100_INLINE_LAMBDA { w[p] = coded_value<Codec, g, t>(codes[p], scales[p]); });
@@ -158,22 +163,27 @@ void coded_tile(const std::byte* panel, int64_t panel_bytes, int32_t n_blocks, c
   });
 }
 
-template <class Codec, int P>
-void coded_panels(const std::byte* panel, int64_t panel_bytes, int32_t n_blocks, const float* x, int64_t x_stride, int32_t rows,
-                  float* y, int64_t y_stride) {
-  switch (rows) {
-    case 1: return coded_tile<Codec, P, 1>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
-    case 2: return coded_tile<Codec, P, 2>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
-    case 3: return coded_tile<Codec, P, 3>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
-    default: return coded_tile<Codec, P, 4>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
-  }
-}
-
+// Each tile is a long unrolled function, so only the useful sizes are built: pairs of panels by 4, 2 or 1 rows, and one
+// row of the odd last panel. Any cut gives the same bits.
 template <class Codec>
-void coded_dot(const std::byte* panel, int64_t panel_bytes, int32_t panels, int32_t n_blocks, const float* x, int64_t x_stride,
-               int32_t rows, float* y, int64_t y_stride) {
-  if (panels == 2) coded_panels<Codec, 2>(panel, panel_bytes, n_blocks, x, x_stride, rows, y, y_stride);
-  else coded_panels<Codec, 1>(panel, panel_bytes, n_blocks, x, x_stride, rows, y, y_stride);
+void coded_dot(const std::byte* panel, int64_t panel_bytes, int32_t panels, int32_t n_blocks, const float* x,
+               int64_t x_stride, int32_t rows, float* y, int64_t y_stride) {
+  int32_t done = 0;
+  for (; rows > 0; x += done * x_stride, y += done * y_stride, rows -= done) {
+    if (panels < 2) {
+      coded_tile<Codec, 1, 1>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
+      done = 1;
+    } else if (rows >= 4) {
+      coded_tile<Codec, 2, 4>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
+      done = 4;
+    } else if (rows >= 2) {
+      coded_tile<Codec, 2, 2>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
+      done = 2;
+    } else {
+      coded_tile<Codec, 2, 1>(panel, panel_bytes, n_blocks, x, x_stride, y, y_stride);
+      done = 1;
+    }
+  }
 }
 
 template <class Codec>
@@ -183,25 +193,30 @@ void coded_decode(const std::byte* panel, int32_t first_block, int32_t n_blocks,
     Codec::scales(panel, block, scales);
     unroll<8>([&](auto g) V100_INLINE_LAMBDA {
       const Codes codes = Codec::template codes<g>(panel, block);
-      unroll<4>([&](auto t) V100_INLINE_LAMBDA { store(values + (4 * g + t) * 16, coded_value<Codec, g, t>(codes, scales)); });
+      unroll<4>([&](auto t)
+                    V100_INLINE_LAMBDA { store(values + (4 * g + t) * 16, coded_value<Codec, g, t>(codes, scales)); });
     });
   }
 }
 
-template <class Codec>
-constexpr void add_coded(Kernels& k, CodedKind kind) {
-  k.coded_dot[static_cast<int>(kind)] = coded_dot<Codec>;
-  k.coded_decode[static_cast<int>(kind)] = coded_decode<Codec>;
+// Tiles: whether products of few rows are built, or only the decoding (for an instruction set without registers to spare).
+template <class Codec, bool Tiles>
+constexpr void add_coded(CodedKernels& k, CodedKind kind) {
+  if constexpr (Tiles) k.dot[static_cast<int>(kind)] = coded_dot<Codec>;
+  k.decode[static_cast<int>(kind)] = coded_decode<Codec>;
 }
 
-constexpr void add_coded_kernels(Kernels& k) {
-  k.coded_rows = kCodedRows;
-  add_coded<CodedQ2K>(k, CodedKind::q2_K);
-  add_coded<CodedQ3K>(k, CodedKind::q3_K);
-  add_coded<CodedQ5K>(k, CodedKind::q5_K);
-  add_coded<CodedIq4Nl>(k, CodedKind::iq4_nl);
-  add_coded<CodedIq4Xs>(k, CodedKind::iq4_xs);
-  add_coded<CodedMxfp4>(k, CodedKind::mxfp4);
+template <bool Tiles>
+constexpr CodedKernels coded_kernels() {
+  CodedKernels k{};
+  k.rows = Tiles ? kCodedRows : 0;
+  add_coded<CodedQ2K, Tiles>(k, CodedKind::q2_K);
+  add_coded<CodedQ3K, Tiles>(k, CodedKind::q3_K);
+  add_coded<CodedQ5K, Tiles>(k, CodedKind::q5_K);
+  add_coded<CodedIq4Nl, Tiles>(k, CodedKind::iq4_nl);
+  add_coded<CodedIq4Xs, Tiles>(k, CodedKind::iq4_xs);
+  add_coded<CodedMxfp4, Tiles>(k, CodedKind::mxfp4);
+  return k;
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// The f32 kernels of the CPU backend, written once over Lanes (16 f32 numbers). Each instruction set's file includes its
-// lanes header first and this file second; all names are private to that file.
+// The f32 kernels of the CPU backend, written once over Lanes (16 f32 numbers). Each instruction set's file includes
+// its lanes header first and this file second; all names are private to that file.
 //
-// What      rms_norm, exp, silu, gelu, rope, softmax and merge of attention pages, rounding of activations, dense products
+// What      rms_norm, exp, silu, gelu, rope, softmax and merge of attention pages, rounding of activations, dense
+//           products
 // Numerics  exactly the contract of ops/ops.h and base/math.h: 16 interleaved partial sums are the 16 lanes
 // Bound     rows of a few KiB in L1; dense products see below
 #pragma once
@@ -51,9 +52,8 @@ inline Lanes load_some(const float* p, int count) { return count == 16 ? load(p)
 inline void store_some(float* p, Lanes a, int count) { count == 16 ? store(p, a) : store_first(p, a, count); }
 
 void add_rows(float* x, const float* a, int64_t n) {
-  for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
-    store_some(x + i, load_some(x + i, count) + load_some(a + i, count), count);
-  });
+  for_lanes(n, [&](int64_t i, int count)
+                   V100_INLINE_LAMBDA { store_some(x + i, load_some(x + i, count) + load_some(a + i, count), count); });
 }
 
 void rms_norm_row(const float* x, const float* w, float* y, int32_t n, float eps) {
@@ -81,9 +81,8 @@ void gelu_mul_row(const float* gate, const float* up, float* y, int64_t n) {
 }
 
 void divide_row(const float* x, float divisor, float* y, int32_t n) {
-  for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
-    store_some(y + i, load_some(x + i, count) / splat(divisor), count);
-  });
+  for_lanes(n, [&](int64_t i, int count)
+                   V100_INLINE_LAMBDA { store_some(y + i, load_some(x + i, count) / splat(divisor), count); });
 }
 
 void to_f16_row(const float* x, uint16_t* y, int64_t n) {
@@ -200,7 +199,8 @@ void decode_keys_q4_tile(const uint8_t* codes, const uint16_t* scales, int32_t r
   for (int32_t d = 0; d < rows; ++d)
     for (int32_t c = 0; c < 64; c += 16) {
       const uint8_t* bytes = codes + (d / 32 * 16 + d % 16) * 64 + c;
-      store(out + d * 64 + c, (load_nibbles(bytes, d % 32 / 16 * 4) - splat(8.0f)) * load_f16(scales + d / 32 * 64 + c));
+      store(out + d * 64 + c,
+            (load_nibbles(bytes, d % 32 / 16 * 4) - splat(8.0f)) * load_f16(scales + d / 32 * 64 + c));
     }
 }
 
@@ -245,9 +245,8 @@ void dense_tile(const typename Elements::Element* __restrict w, int64_t w_stride
                 int64_t x_stride, float* __restrict y, int64_t y_stride, int32_t n_k, bool accumulate) {
   Lanes sums[R][P];
   unroll<R>([&](auto r) V100_INLINE_LAMBDA {
-    unroll<P>([&](auto p) V100_INLINE_LAMBDA {
-      sums[r][p] = accumulate ? load(y + r * y_stride + 16 * p) : splat(0.0f);
-    });
+    unroll<P>([&](auto p)
+                  V100_INLINE_LAMBDA { sums[r][p] = accumulate ? load(y + r * y_stride + 16 * p) : splat(0.0f); });
   });
   for (int32_t k = 0; k < n_k; ++k, w += w_stride) {
     Lanes weights[P];
@@ -270,12 +269,15 @@ void dense_rows(const DenseProduct& d, int32_t first_row) {
   int32_t panel = 0;
   if constexpr (4 * R <= kDenseSums)
     for (; panel + 4 <= d.panels; panel += 4)
-      dense_tile<Elements, 4, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k, d.accumulate);
+      dense_tile<Elements, 4, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k,
+                                 d.accumulate);
   if constexpr (2 * R <= kDenseSums)
     for (; panel + 2 <= d.panels; panel += 2)
-      dense_tile<Elements, 2, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k, d.accumulate);
+      dense_tile<Elements, 2, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k,
+                                 d.accumulate);
   for (; panel < d.panels; ++panel)
-    dense_tile<Elements, 1, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k, d.accumulate);
+    dense_tile<Elements, 1, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k,
+                               d.accumulate);
 }
 
 template <class Elements>
@@ -284,13 +286,26 @@ void dense_product(const DenseProduct& d) {
   for (int32_t row = 0; row < d.rows; --tiles) {
     const int32_t rows = (d.rows - row + tiles - 1) / tiles;  // tiles of nearly equal height
     switch (rows) {
-      case 1: dense_rows<Elements, 1>(d, row); break;
-      case 2: dense_rows<Elements, 2>(d, row); break;
-      case 3: dense_rows<Elements, 3>(d, row); break;
-      case 4: dense_rows<Elements, 4>(d, row); break;
-      case 5: if constexpr (kDenseRows >= 5) dense_rows<Elements, 5>(d, row); break;
-      case 6: if constexpr (kDenseRows >= 6) dense_rows<Elements, 6>(d, row); break;
-      default: break;
+      case 1:
+        dense_rows<Elements, 1>(d, row);
+        break;
+      case 2:
+        dense_rows<Elements, 2>(d, row);
+        break;
+      case 3:
+        dense_rows<Elements, 3>(d, row);
+        break;
+      case 4:
+        dense_rows<Elements, 4>(d, row);
+        break;
+      case 5:
+        if constexpr (kDenseRows >= 5) dense_rows<Elements, 5>(d, row);
+        break;
+      case 6:
+        if constexpr (kDenseRows >= 6) dense_rows<Elements, 6>(d, row);
+        break;
+      default:
+        break;
     }
     row += rows;
   }

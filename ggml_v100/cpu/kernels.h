@@ -30,31 +30,41 @@ struct DenseProduct {
   bool accumulate;
 };
 
+// Integer dot products of quantised panels.
+struct QuantKernels {
+  int32_t tile_rows;  // most rows of a product
+  // y[row][16] = panel . tile, rows <= tile_rows.
+  void (*dot[kPanelKinds])(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows,
+                           float* y, int64_t y_stride);
+};
+
+// Products of panels that are decoded to f32 in registers.
+struct CodedKernels {
+  int32_t rows;  // most rows of `dot`; 0: only `decode` is there
+  // y[row][16 * panels] = coded panels . x, panels <= 2, panel_bytes apart.
+  void (*dot[kCodedKinds])(const std::byte* panel, int64_t panel_bytes, int32_t panels, int32_t n_blocks,
+                           const float* x, int64_t x_stride, int32_t rows, float* y, int64_t y_stride);
+  // values[32 * n_blocks][16] of the blocks from first_block on: for more rows, which share the decoding.
+  void (*decode[kCodedKinds])(const std::byte* panel, int32_t first_block, int32_t n_blocks, float* values);
+};
+
 struct Kernels {
   const char* name;
 
-  // Most rows that quant_dot takes at once.
-  int32_t tile_rows;
+  const QuantKernels* quant;
+  const CodedKernels* coded;
+
   // Rows of a tile that dense_dot keeps in registers.
   int32_t dense_rows;
 
   // Rounds n_blocks * 32 values of each row of x into tile[block][row].
   void (*quantize)(const float* x, int64_t x_stride, int32_t rows, int32_t n_blocks, PanelKind kind,
                    ActivationBlock* tile);
-  // y[row][16] = panel . tile, rows <= tile_rows.
-  void (*quant_dot[kPanelKinds])(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows,
-                                 float* y, int64_t y_stride);
-  // y[row][16 * panels] = coded panels . x, rows <= coded_rows, panels <= 2, panel_bytes apart.
-  int32_t coded_rows;
-  void (*coded_dot[kCodedKinds])(const std::byte* panel, int64_t panel_bytes, int32_t panels, int32_t n_blocks, const float* x,
-                                 int64_t x_stride, int32_t rows, float* y, int64_t y_stride);
-  // values[32 * n_blocks][16] of the blocks from first_block on: for more rows, which share the decoding.
-  void (*coded_decode[kCodedKinds])(const std::byte* panel, int32_t first_block, int32_t n_blocks, float* values);
   void (*dense_dot[kElementTypes])(const DenseProduct& product);
 
-  void (*add)(float* x, const float* a, int64_t n);                                // x += a
+  void (*add)(float* x, const float* a, int64_t n);                                  // x += a
   void (*rms_norm)(const float* x, const float* w, float* y, int32_t n, float eps);  // one row
-  void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);       // y = silu(gate) * up
+  void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);         // y = silu(gate) * up
   void (*gelu_mul)(const float* gate, const float* up, float* y, int64_t n);
   // One head in place; cosine and sine [pairs].
   void (*rope_halves)(float* head, const float* cosine, const float* sine, int32_t pairs);
@@ -77,10 +87,14 @@ struct Kernels {
   void (*decode_values_q4)(const uint8_t* codes, const uint16_t* scales, int32_t features, float* out);
 };
 
+// Each table is a file of its own, compiled with its instruction set's flags.
+extern const QuantKernels kGenericQuantKernels;
+extern const CodedKernels kGenericCodedKernels;
 extern const Kernels kGenericKernels;
 #if defined(__x86_64__)
-extern const Kernels kAvx2Kernels;
-extern const Kernels kAvx512Kernels;
+extern const QuantKernels kAvx2QuantKernels, kAvx512QuantKernels;
+extern const CodedKernels kAvx2CodedKernels, kAvx512CodedKernels;
+extern const Kernels kAvx2Kernels, kAvx512Kernels;
 #endif
 
 }  // namespace v100::cpu

@@ -1,9 +1,7 @@
-// Kernels in plain C++ for any processor.
+// The f32 kernels in plain C++ and the table of all kernels of that instruction set; see kernels.h.
 #include "cpu/lanes_generic.h"
 //
-#include "cpu/coded_dot.h"
 #include "cpu/float_kernels.h"
-#include "cpu/quant_dot_generic.h"
 
 namespace v100::cpu {
 
@@ -11,15 +9,8 @@ namespace {
 
 constexpr Kernels all_kernels() {
   Kernels k = float_kernels("generic");
-  k.tile_rows = kTileRows;
-  add_coded_kernels(k);
-  k.quant_dot[static_cast<int>(PanelKind::q8_0)] = dot_tile<Q8_0>;
-  k.quant_dot[static_cast<int>(PanelKind::q4_0)] = dot_tile<Q4_0>;
-  k.quant_dot[static_cast<int>(PanelKind::q4_1)] = dot_tile<Q4_1>;
-  k.quant_dot[static_cast<int>(PanelKind::q5_0)] = dot_tile<Q5_0>;
-  k.quant_dot[static_cast<int>(PanelKind::q5_1)] = dot_tile<Q5_1>;
-  k.quant_dot[static_cast<int>(PanelKind::q4_K)] = dot_tile<Q4_K>;
-  k.quant_dot[static_cast<int>(PanelKind::q6_K)] = dot_tile<Q6_K>;
+  k.quant = &kGenericQuantKernels;
+  k.coded = &kGenericCodedKernels;
   return k;
 }
 

@@ -23,10 +23,14 @@ bool is_float(QuantType type) { return !traits(type).is_quantized; }
 
 size_t code_bytes(QuantType type, int32_t features) {
   switch (type) {
-    case QuantType::F32: return static_cast<size_t>(features) * 4;
-    case QuantType::Q8_0: return static_cast<size_t>(features);
-    case QuantType::Q4_0: return static_cast<size_t>(features) / 2;
-    default: return static_cast<size_t>(features) * 2;
+    case QuantType::F32:
+      return static_cast<size_t>(features) * 4;
+    case QuantType::Q8_0:
+      return static_cast<size_t>(features);
+    case QuantType::Q4_0:
+      return static_cast<size_t>(features) / 2;
+    default:
+      return static_cast<size_t>(features) * 2;
   }
 }
 
@@ -37,7 +41,9 @@ struct Encoded {
 
 void encode(QuantType type, const float* x, int32_t features, Encoded& out, const Kernels& kernels) {
   switch (type) {
-    case QuantType::F16: kernels.to_f16(x, reinterpret_cast<uint16_t*>(out.bytes), features); return;
+    case QuantType::F16:
+      kernels.to_f16(x, reinterpret_cast<uint16_t*>(out.bytes), features);
+      return;
     case QuantType::Q8_0:
       for (int32_t block = 0; block < features / 32; ++block) {
         ActivationBlock rounded;
@@ -47,7 +53,9 @@ void encode(QuantType type, const float* x, int32_t features, Encoded& out, cons
         std::memcpy(out.bytes + block * 34 + 2, rounded.p, 32);
       }
       return;
-    default: encode_kv(type, x, out.bytes, features); return;
+    default:
+      encode_kv(type, x, out.bytes, features);
+      return;
   }
 }
 
@@ -67,7 +75,8 @@ KvPage::KvPage(const KvShape& shape) : shape_(shape) {
   value_row_bytes_ = code_bytes(shape.type_v, padded_dim_v_);
   value_codes_ = value_row_bytes_ * kPageTokens;
   value_head_bytes_ = value_codes_;
-  if (!is_float(shape.type_v)) value_head_bytes_ += up_to_64(static_cast<size_t>(shape.head_dim_v / 32) * kPageTokens * 2);
+  if (!is_float(shape.type_v))
+    value_head_bytes_ += up_to_64(static_cast<size_t>(shape.head_dim_v / 32) * kPageTokens * 2);
 }
 
 void KvPage::put_key(std::byte* page, int32_t kv_head, int32_t token, const float* key, const Kernels& kernels) const {
@@ -95,7 +104,8 @@ void KvPage::put_key(std::byte* page, int32_t kv_head, int32_t token, const floa
   }
 }
 
-void KvPage::put_value(std::byte* page, int32_t kv_head, int32_t token, const float* value, const Kernels& kernels) const {
+void KvPage::put_value(std::byte* page, int32_t kv_head, int32_t token, const float* value,
+                       const Kernels& kernels) const {
   std::byte* head = page + values(kv_head);
   std::byte* row = head + static_cast<size_t>(token) * value_row_bytes_;
   const auto features = static_cast<size_t>(shape_.head_dim_v);
@@ -133,8 +143,10 @@ void append_kv(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer, const
       }
     };
     const int64_t count = sequence.rows.end - sequence.rows.begin;
-    if (count * (k.features + v.features) < kParallelValues) append(0, count);
-    else pool.parallel_for(count, 16, append);
+    if (count * (k.features + v.features) < kParallelValues)
+      append(0, count);
+    else
+      pool.parallel_for(count, 16, append);
   }
 }
 

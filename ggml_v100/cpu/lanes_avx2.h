@@ -1,4 +1,4 @@
-// Lanes: 16 f32 numbers in two AVX registers. For inclusion by kernels_avx2.cpp only.
+// Lanes: 16 f32 numbers in two AVX registers. For inclusion by files of that instruction set only.
 #pragma once
 
 #include <immintrin.h>
@@ -51,7 +51,8 @@ inline Lanes load_bf16(const uint16_t* p) {
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_128(p + 8)), 16))};
 }
 inline Lanes load_i8(const int8_t* p) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p + 8)))};
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_64(p + 8)))};
 }
 inline __m256 nibbles_of_8(const uint8_t* p, int shift) {
   const __m256i shifted = _mm256_srl_epi32(_mm256_cvtepu8_epi32(load_64(p)), _mm_cvtsi32_si128(shift));
@@ -65,7 +66,8 @@ inline void store_f16(uint16_t* p, Lanes a) {
 }
 // Each lane is an integer of -128..127.
 inline void store_i8(int8_t* p, Lanes a) {
-  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));  // lanes 0-3 8-11 4-7 12-15
+  const __m256i words =
+      _mm256_packs_epi32(_mm256_cvtps_epi32(a.low), _mm256_cvtps_epi32(a.high));  // lanes 0-3 8-11 4-7 12-15
   const __m256i ordered = _mm256_permute4x64_epi64(words, 0xD8);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                    _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
@@ -130,7 +132,8 @@ inline __m256 in_order(__m256 v) {  // 64-bit quarters 0 2 1 3 to 0 1 2 3
 }
 // (even, odd) elements of 32 consecutive numbers, and back.
 inline void load_pairs(const float* p, Lanes& even, Lanes& odd) {
-  const __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(p + 8), c = _mm256_loadu_ps(p + 16), d = _mm256_loadu_ps(p + 24);
+  const __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(p + 8), c = _mm256_loadu_ps(p + 16),
+               d = _mm256_loadu_ps(p + 24);
   even = {in_order(_mm256_shuffle_ps(a, b, 0x88)), in_order(_mm256_shuffle_ps(c, d, 0x88))};
   odd = {in_order(_mm256_shuffle_ps(a, b, 0xDD)), in_order(_mm256_shuffle_ps(c, d, 0xDD))};
 }
@@ -149,7 +152,8 @@ struct Codes {
   __m256i low, high;
 };
 inline Codes load_codes(const std::byte* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
 }
 // Shifts move bits across bytes of 16-bit words: mask afterwards.
 inline Codes shift_right(Codes a, int bits) {

@@ -1,4 +1,4 @@
-// Lanes: 16 f32 numbers in one AVX-512 register. For inclusion by kernels_avx512.cpp only.
+// Lanes: 16 f32 numbers in one AVX-512 register. For inclusion by files of that instruction set only.
 #pragma once
 
 // gcc 11 and 12 warn about the deliberately undefined operands inside their own header.
@@ -72,8 +72,8 @@ inline Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Lanes absolute(Lanes a) { return {_mm512_abs_ps(a.v)}; }
 inline Lanes round_even(Lanes a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Lanes power_of_two(Lanes n) {  // n integer, -126..127
-  return {_mm512_castsi512_ps(
-      _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
+  return {
+      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23))};
 }
 // a < bound ? 0 : b
 inline Lanes zero_below(Lanes a, float bound, Lanes b) {
@@ -81,7 +81,8 @@ inline Lanes zero_below(Lanes a, float bound, Lanes b) {
 }
 // The lanes [begin, end) of a, the others are filler.
 inline Lanes only(Lanes a, int begin, int end, float filler) {
-  return {_mm512_mask_mov_ps(_mm512_set1_ps(filler), static_cast<__mmask16>(first_lanes(end) & ~first_lanes(begin)), a.v)};
+  return {
+      _mm512_mask_mov_ps(_mm512_set1_ps(filler), static_cast<__mmask16>(first_lanes(end) & ~first_lanes(begin)), a.v)};
 }
 
 inline __m128 halves_to_4(__m512 v, bool maximum) {
@@ -129,8 +130,8 @@ inline Codes masked(Codes a, int mask) { return {_mm512_and_si512(a.v, _mm512_se
 inline Codes either(Codes a, Codes b) { return {_mm512_or_si512(a.v, b.v)}; }
 inline Codes minus(Codes a, int b) { return {_mm512_sub_epi8(a.v, _mm512_set1_epi8(static_cast<char>(b)))}; }
 inline Codes lookup(Codes indices, const int8_t* table) {  // indices and table of 16
-  return {_mm512_shuffle_epi8(
-      _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), indices.v)};
+  return {
+      _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), indices.v)};
 }
 // Value t of each turn, signed.
 template <int t>

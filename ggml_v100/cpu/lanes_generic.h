@@ -1,10 +1,11 @@
-// Lanes: 16 f32 numbers in an array; loops the compiler may vectorise. For inclusion by kernels_generic.cpp only.
+// Lanes: 16 f32 numbers in an array; loops the compiler may vectorise. For inclusion by files of that instruction set only.
 #pragma once
 
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "base/half.h"
 
@@ -19,23 +20,42 @@ struct Lanes {
 constexpr int kDenseSums = 4;
 constexpr int kDenseRows = 4;
 
-// a * b + c with one rounding. Without a fused instruction: the product of two f32 is exact in f64; the sum is rounded
-// to odd there (error term of the addition decides), which makes the second rounding, to f32, the correct one.
-inline float fused(float a, float b, float c) {
+// c = a * b + c with one rounding, 16 times. Without a fused instruction: the product of two f32 is exact in f64; the
+// sum is rounded to odd there (the addition's error term decides), which makes the second rounding, to f32, the
+// correct one.
 #ifdef FP_FAST_FMAF
-  return std::fma(a, b, c);
-#else
-  const double product = static_cast<double>(a) * static_cast<double>(b), addend = c;
-  const double sum = product + addend;
-  const double rest = sum - product;
-  const double error = (product - (sum - rest)) + (addend - rest);
-  const auto bits = std::bit_cast<int64_t>(sum);
-  // One step towards the exact value when the sum is inexact and its last bit even. NaN errors compare false.
-  const int64_t step = (error > 0) == (sum > 0) ? 1 : -1;
-  const bool inexact = (error > 0 || error < 0) && (bits & 1) == 0;
-  return static_cast<float>(std::bit_cast<double>(bits + (inexact ? step : 0)));
-#endif
+inline void fuse_16(const float* a, const float* b, float* c) {
+  for (int i = 0; i < 16; ++i) c[i] = std::fma(a[i], b[i], c[i]);
 }
+#else
+using TwoFloats = float __attribute__((vector_size(8)));
+using TwoDoubles = double __attribute__((vector_size(16)));
+using TwoMasks = uint64_t __attribute__((vector_size(16)));
+
+inline TwoDoubles load_two(const float* p) {
+  TwoFloats narrow;
+  std::memcpy(&narrow, p, sizeof narrow);
+  return __builtin_convertvector(narrow, TwoDoubles);
+}
+
+// Not inlined: it is long, used everywhere, and a call is cheap beside it.
+[[gnu::noinline, maybe_unused]] void fuse_16(const float* a, const float* b, float* c) {
+  for (int i = 0; i < 16; i += 2) {
+    const TwoDoubles product = load_two(a + i) * load_two(b + i), addend = load_two(c + i);
+    const TwoDoubles sum = product + addend;
+    const TwoDoubles rest = sum - product;
+    const TwoDoubles error = (product - (sum - rest)) + (addend - rest);
+    // One step of the last place towards the exact value where the sum is inexact and even. NaN errors (the sum is not
+    // finite) compare false both ways.
+    const TwoMasks bits = reinterpret_cast<TwoMasks>(sum);
+    const TwoMasks inexact = reinterpret_cast<TwoMasks>((error < 0) | (error > 0));
+    const TwoMasks opposite = (bits ^ reinterpret_cast<TwoMasks>(error)) >> 63;  // no 64-bit comparison: SSE2 lacks it
+    const TwoMasks step = (1 - opposite - opposite) & inexact & ((bits & 1) - 1);  // 1 or -1
+    const TwoFloats rounded = __builtin_convertvector(reinterpret_cast<TwoDoubles>(bits + step), TwoFloats);
+    std::memcpy(c + i, &rounded, sizeof rounded);
+  }
+}
+#endif
 
 template <class F>
 inline Lanes each(F&& f) {
@@ -44,19 +64,31 @@ inline Lanes each(F&& f) {
   return y;
 }
 
-inline Lanes load(const float* p) { return each([=](int i) { return p[i]; }); }
-inline Lanes load_first(const float* p, int n) { return each([=](int i) { return i < n ? p[i] : 0.0f; }); }
+inline Lanes load(const float* p) {
+  return each([=](int i) { return p[i]; });
+}
+inline Lanes load_first(const float* p, int n) {
+  return each([=](int i) { return i < n ? p[i] : 0.0f; });
+}
 inline void store(float* p, const Lanes& a) {
   for (int i = 0; i < 16; ++i) p[i] = a.v[i];
 }
 inline void store_first(float* p, const Lanes& a, int n) {
   for (int i = 0; i < n; ++i) p[i] = a.v[i];
 }
-inline Lanes splat(float a) { return each([=](int) { return a; }); }
-inline Lanes load_f16(const uint16_t* p) { return each([=](int i) { return f32_from_f16(p[i]); }); }
+inline Lanes splat(float a) {
+  return each([=](int) { return a; });
+}
+inline Lanes load_f16(const uint16_t* p) {
+  return each([=](int i) { return f32_from_f16(p[i]); });
+}
 inline Lanes splat_f16(uint16_t a) { return splat(f32_from_f16(a)); }
-inline Lanes load_bf16(const uint16_t* p) { return each([=](int i) { return f32_from_bf16(p[i]); }); }
-inline Lanes load_i8(const int8_t* p) { return each([=](int i) { return static_cast<float>(p[i]); }); }
+inline Lanes load_bf16(const uint16_t* p) {
+  return each([=](int i) { return f32_from_bf16(p[i]); });
+}
+inline Lanes load_i8(const int8_t* p) {
+  return each([=](int i) { return static_cast<float>(p[i]); });
+}
 // The low (shift 0) or high (shift 4) nibbles of 16 bytes.
 inline Lanes load_nibbles(const uint8_t* p, int shift) {
   return each([=](int i) { return static_cast<float>(p[i] >> shift & 15); });
@@ -69,17 +101,35 @@ inline void store_i8(int8_t* p, const Lanes& a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
 
-inline Lanes operator+(const Lanes& a, const Lanes& b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
-inline Lanes operator-(const Lanes& a, const Lanes& b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
-inline Lanes operator*(const Lanes& a, const Lanes& b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
-inline Lanes operator/(const Lanes& a, const Lanes& b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
-inline Lanes negate(const Lanes& a) { return each([&](int i) { return -a.v[i]; }); }
-inline Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
-  return each([&](int i) { return fused(a.v[i], b.v[i], c.v[i]); });
+inline Lanes operator+(const Lanes& a, const Lanes& b) {
+  return each([&](int i) { return a.v[i] + b.v[i]; });
 }
-inline Lanes larger(const Lanes& a, const Lanes& b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-inline Lanes smaller(const Lanes& a, const Lanes& b) { return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; }); }
-inline Lanes absolute(const Lanes& a) { return each([&](int i) { return std::fabs(a.v[i]); }); }
+inline Lanes operator-(const Lanes& a, const Lanes& b) {
+  return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline Lanes operator*(const Lanes& a, const Lanes& b) {
+  return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Lanes operator/(const Lanes& a, const Lanes& b) {
+  return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline Lanes negate(const Lanes& a) {
+  return each([&](int i) { return -a.v[i]; });
+}
+inline Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
+  Lanes y = c;
+  fuse_16(a.v, b.v, y.v);
+  return y;
+}
+inline Lanes larger(const Lanes& a, const Lanes& b) {
+  return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Lanes smaller(const Lanes& a, const Lanes& b) {
+  return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline Lanes absolute(const Lanes& a) {
+  return each([&](int i) { return std::fabs(a.v[i]); });
+}
 // Half to even by the rounding of an addition; |a| < 2^22.
 inline Lanes round_even(const Lanes& a) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
@@ -128,12 +178,24 @@ inline Codes each_code(F&& f) {
   for (int i = 0; i < 64; ++i) y.v[i] = static_cast<uint8_t>(f(i));
   return y;
 }
-inline Codes load_codes(const std::byte* p) { return each_code([=](int i) { return p[i]; }); }
-inline Codes shift_right(const Codes& a, int bits) { return each_code([&](int i) { return a.v[i] >> bits; }); }
-inline Codes shift_left(const Codes& a, int bits) { return each_code([&](int i) { return a.v[i] << bits; }); }
-inline Codes masked(const Codes& a, int mask) { return each_code([&](int i) { return a.v[i] & mask; }); }
-inline Codes either(const Codes& a, const Codes& b) { return each_code([&](int i) { return a.v[i] | b.v[i]; }); }
-inline Codes minus(const Codes& a, int b) { return each_code([&](int i) { return a.v[i] - b; }); }
+inline Codes load_codes(const std::byte* p) {
+  return each_code([=](int i) { return p[i]; });
+}
+inline Codes shift_right(const Codes& a, int bits) {
+  return each_code([&](int i) { return a.v[i] >> bits; });
+}
+inline Codes shift_left(const Codes& a, int bits) {
+  return each_code([&](int i) { return a.v[i] << bits; });
+}
+inline Codes masked(const Codes& a, int mask) {
+  return each_code([&](int i) { return a.v[i] & mask; });
+}
+inline Codes either(const Codes& a, const Codes& b) {
+  return each_code([&](int i) { return a.v[i] | b.v[i]; });
+}
+inline Codes minus(const Codes& a, int b) {
+  return each_code([&](int i) { return a.v[i] - b; });
+}
 inline Codes lookup(const Codes& indices, const int8_t* table) {  // indices and table of 16
   return each_code([&](int i) { return table[indices.v[i]]; });
 }

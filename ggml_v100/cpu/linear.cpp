@@ -1,6 +1,6 @@
-// Sharing out of linear layers. A unit of work is a range of column units of one job times a range of rows; within it rows
-// go in tiles (outer loop: the tile's activations stay in L1) over the columns (inner loop: the range's weights stay in L2).
-// Any split gives the same bits, because each output element is summed by one lane in order of k.
+// Sharing out of linear layers. A unit of work is a range of column units of one job times a range of rows; within it
+// rows go in tiles (outer loop: the tile's activations stay in L1) over the columns (inner loop: the range's weights
+// stay in L2). Any split gives the same bits, because each output element is summed by one lane in order of k.
 #include "cpu/linear.h"
 
 #include <algorithm>
@@ -31,11 +31,12 @@ struct Tiles {
 
 const PackedWeight& packed(const Linear& layer) { return static_cast<const PackedWeight&>(*layer.weight); }
 
-// The input rounded for the kinds in use: set i serves the kinds whose bias is kBiases[i]. Kinds without bias take any set.
+// The input rounded for the kinds in use: set i serves the kinds whose bias is kBiases[i]. Kinds without bias take any
+// set.
 class RoundedInput {
  public:
   RoundedInput(Tensor x, std::span<const LinearJob> jobs, const Kernels& kernels, Arena& arena, ThreadPool& pool)
-      : tiles_(x.rows, kernels.tile_rows), blocks_(x.features / kBlockValues) {
+      : tiles_(x.rows, kernels.quant->tile_rows), blocks_(x.features / kBlockValues) {
     bool any = false;
     std::array<bool, kPanelKinds> wanted{};
     for (const LinearJob& job : jobs)
@@ -72,8 +73,10 @@ class RoundedInput {
                          set + int64_t{row} * blocks_);
       }
     };
-    if (x.size() < kParallelValues) round_tiles(0, tiles_.count);
-    else pool.parallel_for(tiles_.count, 1, round_tiles);
+    if (x.size() < kParallelValues)
+      round_tiles(0, tiles_.count);
+    else
+      pool.parallel_for(tiles_.count, 1, round_tiles);
     sets_[static_cast<size_t>(kind)] = set;
     return set;
   }
@@ -100,8 +103,8 @@ void copy_columns(const float* values, int32_t stride, int32_t rows, int32_t col
     std::memcpy(y + r * y_stride, values + r * stride, static_cast<size_t>(columns) * sizeof(float));
 }
 
-// Runs product(layer, target, target_stride) for `rows` rows of a unit of at most `width` columns, directly into y where
-// no tail, bias or gate is in the way.
+// Runs product(layer, target, target_stride) for `rows` rows of a unit of at most `width` columns, directly into y
+// where no tail, bias or gate is in the way.
 template <class Product>
 void finish_unit(const LinearJob& job, int32_t row, int32_t rows, int32_t column, int32_t width, const Kernels& kernels,
                  Product&& product) {
@@ -133,8 +136,8 @@ void run_panels(const Context& c, const LinearJob& job, RowRange units, RowRange
       finish_unit(job, row, rows, p * kPanelColumns, kPanelColumns, c.kernels,
                   [&](const Linear& layer, float* target, int64_t stride) {
                     const PackedWeight& w = packed(layer);
-                    c.kernels.quant_dot[static_cast<int32_t>(w.kind())](w.panel(p), c.rounded.blocks(),
-                                                                        c.rounded.tile(w.kind(), t), rows, target, stride);
+                    c.kernels.quant->dot[static_cast<int32_t>(w.kind())](
+                        w.panel(p), c.rounded.blocks(), c.rounded.tile(w.kind(), t), rows, target, stride);
                   });
   }
 }
@@ -171,9 +174,9 @@ void run_coded(const Context& c, const LinearJob& job, RowRange units, RowRange 
       finish_unit(job, row, rows, p * kPanelColumns, panels * kPanelColumns, c.kernels,
                   [&](const Linear& layer, float* target, int64_t stride) {
                     const PackedWeight& w = packed(layer);
-                    c.kernels.coded_dot[static_cast<int32_t>(w.coded())](w.panel(p), w.unit_bytes(), panels,
-                                                                         w.in_features / kBlockValues, c.x.row(row),
-                                                                         c.x.features, rows, target, stride);
+                    c.kernels.coded->dot[static_cast<int32_t>(w.coded())](w.panel(p), w.unit_bytes(), panels,
+                                                                          w.in_features / kBlockValues, c.x.row(row),
+                                                                          c.x.features, rows, target, stride);
                   });
     }
   }
@@ -182,7 +185,8 @@ void run_coded(const Context& c, const LinearJob& job, RowRange units, RowRange 
 // Values [k, k + count) of a panel to chunk [count][16].
 void decode_chunk(const Context& c, const PackedWeight& w, int32_t panel, int32_t k, int32_t count, float* chunk) {
   if (w.form() == PackedWeight::Form::coded) {
-    c.kernels.coded_decode[static_cast<int32_t>(w.coded())](w.panel(panel), k / kBlockValues, count / kBlockValues, chunk);
+    c.kernels.coded->decode[static_cast<int32_t>(w.coded())](w.panel(panel), k / kBlockValues, count / kBlockValues,
+                                                             chunk);
     return;
   }
   const QuantTraits& t = traits(w.type);
@@ -237,10 +241,14 @@ void run_rows(const Context& c, const LinearJob& job, RowRange units, RowRange t
 
 int32_t tile_height(const PackedWeight& w, int32_t rows, const Kernels& kernels) {
   switch (w.form()) {
-    case PackedWeight::Form::panels: return kernels.tile_rows;
-    case PackedWeight::Form::coded: return rows <= kernels.coded_rows ? kernels.coded_rows : kDecodedRows;
-    case PackedWeight::Form::dense: return kernels.dense_rows;
-    case PackedWeight::Form::rows: break;
+    case PackedWeight::Form::panels:
+      return kernels.quant->tile_rows;
+    case PackedWeight::Form::coded:
+      return rows <= kernels.coded->rows ? kernels.coded->rows : kDecodedRows;
+    case PackedWeight::Form::dense:
+      return kernels.dense_rows;
+    case PackedWeight::Form::rows:
+      break;
   }
   return kDecodedRows;
 }
@@ -259,7 +267,8 @@ Cut cut_job(const LinearJob& job, Tensor x, int64_t all_bytes, const Kernels& ke
   if (threads == 1 && all_bytes <= kMostUnitBytes) return cut;
   const int64_t unit_bytes = w.unit_bytes() * (job.up != nullptr ? 2 : 1);
   const int64_t least = x.rows > cut.tiles.rows / 2 && x.rows >= height ? unit_bytes : kLeastUnitBytes;
-  const int64_t bytes = std::clamp(all_bytes / (threads * kUnitsPerThread), std::min(least, kMostUnitBytes), kMostUnitBytes);
+  const int64_t bytes =
+      std::clamp(all_bytes / (threads * kUnitsPerThread), std::min(least, kMostUnitBytes), kMostUnitBytes);
   const int32_t units = w.column_units();
   const auto per_chunk = static_cast<int32_t>(std::clamp<int64_t>(bytes / std::max<int64_t>(unit_bytes, 1), 1, units));
   cut.column_chunks = (units + per_chunk - 1) / per_chunk;
@@ -275,18 +284,22 @@ void run_unit(const Context& c, const LinearJob& job, const Cut& cut, int32_t in
   const RowRange units{part(columns, column, cut.column_chunks), part(columns, column + 1, cut.column_chunks)};
   const RowRange tiles{part(cut.tiles.count, row, cut.row_chunks), part(cut.tiles.count, row + 1, cut.row_chunks)};
   switch (packed(*job.layer).form()) {
-    case PackedWeight::Form::panels: return run_panels(c, job, units, tiles);
-    case PackedWeight::Form::dense: return run_dense(c, job, units, tiles, cut.tiles);
+    case PackedWeight::Form::panels:
+      return run_panels(c, job, units, tiles);
+    case PackedWeight::Form::dense:
+      return run_dense(c, job, units, tiles, cut.tiles);
     case PackedWeight::Form::coded:
-      return c.x.rows <= c.kernels.coded_rows ? run_coded(c, job, units, tiles, cut.tiles)
-                                              : run_rows(c, job, units, tiles, cut.tiles);
-    case PackedWeight::Form::rows: return run_rows(c, job, units, tiles, cut.tiles);
+      return c.x.rows <= c.kernels.coded->rows ? run_coded(c, job, units, tiles, cut.tiles)
+                                               : run_rows(c, job, units, tiles, cut.tiles);
+    case PackedWeight::Form::rows:
+      return run_rows(c, job, units, tiles, cut.tiles);
   }
 }
 
 }  // namespace
 
-void run_linear_jobs(Tensor x, std::span<const LinearJob> jobs, const Kernels& kernels, Arena& arena, ThreadPool& pool) {
+void run_linear_jobs(Tensor x, std::span<const LinearJob> jobs, const Kernels& kernels, Arena& arena,
+                     ThreadPool& pool) {
   constexpr size_t kMostJobs = 16;
   if (x.rows == 0) return;
   if (jobs.size() > kMostJobs) {

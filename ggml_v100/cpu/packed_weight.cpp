@@ -96,7 +96,9 @@ void put_q6_k(std::byte* cell, int32_t c, const std::byte* block) {
 }
 
 // Value i of a super-block with 2-bit fields in 4 turns of 32 per 128 values (Q2_K, Q3_K).
-uint8_t two_bits(const std::byte* quants, int32_t i) { return as_byte(quants[32 * (i / 128) + i % 32]) >> (i / 32 % 4 * 2) & 3; }
+uint8_t two_bits(const std::byte* quants, int32_t i) {
+  return as_byte(quants[32 * (i / 128) + i % 32]) >> (i / 32 % 4 * 2) & 3;
+}
 
 void put_q2_k(std::byte* cell, int32_t c, const std::byte* block) {
   put_half(cell, c, block + 80);
@@ -158,10 +160,18 @@ void put_coded_block(CodedKind kind, std::byte* panel, int32_t c, int32_t index,
   std::byte* cell = panel + static_cast<int64_t>(paired ? index / 2 : index) * format.cell_bytes;
   const int32_t second = paired ? index % 2 : 0;
   switch (kind) {
-    case CodedKind::q2_K: put_q2_k(cell, c, block); return;
-    case CodedKind::q3_K: put_q3_k(cell, c, block); return;
-    case CodedKind::q5_K: put_q5_k(cell, c, block); return;
-    case CodedKind::iq4_xs: put_iq4_xs(cell, c, block); return;
+    case CodedKind::q2_K:
+      put_q2_k(cell, c, block);
+      return;
+    case CodedKind::q3_K:
+      put_q3_k(cell, c, block);
+      return;
+    case CodedKind::q5_K:
+      put_q5_k(cell, c, block);
+      return;
+    case CodedKind::iq4_xs:
+      put_iq4_xs(cell, c, block);
+      return;
     case CodedKind::iq4_nl:
       put_half(cell + 32 * second, c, block);
       put_words(cell + 64 + 256 * second, c, block + 2, 4);
@@ -208,8 +218,12 @@ void put_block(PanelKind kind, std::byte* panel, int32_t c, int32_t index, const
       put_file_bits(cell + 64, c, block + 4);
       put_words(cell + 128, c, block + 8, 4);
       return;
-    case PanelKind::q4_K: put_q4_k(cell, c, block); return;
-    case PanelKind::q6_K: put_q6_k(cell, c, block); return;
+    case PanelKind::q4_K:
+      put_q4_k(cell, c, block);
+      return;
+    case PanelKind::q6_K:
+      put_q6_k(cell, c, block);
+      return;
   }
 }
 
@@ -217,26 +231,41 @@ void put_block(PanelKind kind, std::byte* panel, int32_t c, int32_t index, const
 
 std::optional<PanelKind> panel_kind(QuantType type) {
   switch (type) {
-    case QuantType::Q8_0: return PanelKind::q8_0;
-    case QuantType::Q4_0: return PanelKind::q4_0;
-    case QuantType::Q4_1: return PanelKind::q4_1;
-    case QuantType::Q5_0: return PanelKind::q5_0;
-    case QuantType::Q5_1: return PanelKind::q5_1;
-    case QuantType::Q4_K: return PanelKind::q4_K;
-    case QuantType::Q6_K: return PanelKind::q6_K;
-    default: return std::nullopt;
+    case QuantType::Q8_0:
+      return PanelKind::q8_0;
+    case QuantType::Q4_0:
+      return PanelKind::q4_0;
+    case QuantType::Q4_1:
+      return PanelKind::q4_1;
+    case QuantType::Q5_0:
+      return PanelKind::q5_0;
+    case QuantType::Q5_1:
+      return PanelKind::q5_1;
+    case QuantType::Q4_K:
+      return PanelKind::q4_K;
+    case QuantType::Q6_K:
+      return PanelKind::q6_K;
+    default:
+      return std::nullopt;
   }
 }
 
 std::optional<CodedKind> coded_kind(QuantType type) {
   switch (type) {
-    case QuantType::Q2_K: return CodedKind::q2_K;
-    case QuantType::Q3_K: return CodedKind::q3_K;
-    case QuantType::Q5_K: return CodedKind::q5_K;
-    case QuantType::IQ4_NL: return CodedKind::iq4_nl;
-    case QuantType::IQ4_XS: return CodedKind::iq4_xs;
-    case QuantType::MXFP4: return CodedKind::mxfp4;
-    default: return std::nullopt;
+    case QuantType::Q2_K:
+      return CodedKind::q2_K;
+    case QuantType::Q3_K:
+      return CodedKind::q3_K;
+    case QuantType::Q5_K:
+      return CodedKind::q5_K;
+    case QuantType::IQ4_NL:
+      return CodedKind::iq4_nl;
+    case QuantType::IQ4_XS:
+      return CodedKind::iq4_xs;
+    case QuantType::MXFP4:
+      return CodedKind::mxfp4;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -257,7 +286,9 @@ PackedWeight::PackedWeight(QuantType type, int32_t in_features, int32_t out_feat
     pack_panels(rows, pool);
   } else if (type == QuantType::F32 || type == QuantType::F16 || type == QuantType::BF16) {
     form_ = Form::dense;
-    element_ = type == QuantType::F32 ? ElementType::f32 : type == QuantType::F16 ? ElementType::f16 : ElementType::bf16;
+    element_ = type == QuantType::F32   ? ElementType::f32
+               : type == QuantType::F16 ? ElementType::f16
+                                        : ElementType::bf16;
     unit_columns_ = kGroupColumns;
     unit_bytes_ = row_bytes_ * kGroupColumns;
     const int32_t panels = (out_features + kPanelColumns - 1) / kPanelColumns;
@@ -294,9 +325,12 @@ void PackedWeight::pack_panels(const std::byte* rows, ThreadPool& pool) {
       const int32_t columns = static_cast<int32_t>(std::min<int64_t>(kPanelColumns, out_features - p * kPanelColumns));
       for (int32_t index = 0; index < blocks; ++index)
         for (int32_t c = 0; c < columns; ++c) {
-          const std::byte* block = rows + (p * kPanelColumns + c) * row_bytes_ + static_cast<int64_t>(index) * t.block_bytes;
-          if (form_ == Form::panels) put_block(kind_, data_.get() + p * unit_bytes_, c, index, block);
-          else put_coded_block(coded_, data_.get() + p * unit_bytes_, c, index, block);
+          const std::byte* block =
+              rows + (p * kPanelColumns + c) * row_bytes_ + static_cast<int64_t>(index) * t.block_bytes;
+          if (form_ == Form::panels)
+            put_block(kind_, data_.get() + p * unit_bytes_, c, index, block);
+          else
+            put_coded_block(coded_, data_.get() + p * unit_bytes_, c, index, block);
         }
     }
   });
@@ -312,8 +346,9 @@ void PackedWeight::pack_dense(const std::byte* rows, ThreadPool& pool) {
       for (int32_t c = 0; c < columns; ++c) {
         const std::byte* source = rows + (g * kGroupColumns + c) * row_bytes_;
         for (int32_t k = 0; k < in_features; ++k)
-          std::memcpy(target + (static_cast<size_t>(k) * static_cast<size_t>(width) + static_cast<size_t>(c)) * element_bytes,
-                      source + static_cast<size_t>(k) * element_bytes, element_bytes);
+          std::memcpy(
+              target + (static_cast<size_t>(k) * static_cast<size_t>(width) + static_cast<size_t>(c)) * element_bytes,
+              source + static_cast<size_t>(k) * element_bytes, element_bytes);
       }
     }
   });

@@ -29,9 +29,9 @@ class PackedWeight final : public LinearWeight {
   size_t bytes() const override { return bytes_; }
 
   Form form() const { return form_; }
-  PanelKind kind() const { return kind_; }            // form panels
-  CodedKind coded() const { return coded_; }          // form coded
-  ElementType element() const { return element_; }    // form dense
+  PanelKind kind() const { return kind_; }          // form panels
+  CodedKind coded() const { return coded_; }        // form coded
+  ElementType element() const { return element_; }  // form dense
 
   // Units in which output columns are shared out: panels of 16 columns, or groups of 64 for form dense.
   int32_t column_units() const { return (out_features + unit_columns_ - 1) / unit_columns_; }

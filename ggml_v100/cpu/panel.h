@@ -9,8 +9,8 @@
 //   8-bit codes  512 bytes: group 0..7
 //   nibbles      256 bytes: vector v = 0..3 holds group v in the low and group v + 4 in the high nibbles
 //   bit plane     64 bytes: bit g of a byte is the highest bit of the code of group g
-//   crumbs       128 bytes: bits 2 (g % 4) and up of plane g / 4 are two bits of the code of group g (its bits 4 and 5 in
-//                q6_K, its lowest in q2_K and q3_K)
+//   crumbs       128 bytes: bits 2 (g % 4) and up of plane g / 4 are two bits of the code of group g (its bits 4 and 5
+//                in q6_K, its lowest in q2_K and q3_K)
 // Columns past out_features are zero.
 #pragma once
 
@@ -34,13 +34,14 @@ struct PanelFormat {
 };
 
 inline constexpr PanelFormat kPanelFormats[kPanelKinds] = {
-    {64, 64 + 2 * 512, 128},                // q8_0: d[block 0], d[block 1], codes of both blocks
-    {64, 64 + 2 * 256, 8},                  // q4_0: d[0], d[1], nibbles of both
-    {32, 64 + 256, 0},                      // q4_1: d, m, nibbles
-    {64, 64 + 2 * (64 + 256), 16},          // q5_0: d[0], d[1], then per block bit plane, nibbles
-    {32, 64 + 64 + 256, 0},                 // q5_1: d, m, bit plane, nibbles
-    {256, 64 + 192 + 8 * 256, 0},           // q4_K: d, dmin, packed scale bytes 0..11 [12][16 columns], nibbles of 8 blocks
-    {256, 64 + 256 + 8 * (128 + 256), 32},  // q6_K: d, unused 32 bytes, scales i8 [16][16 columns], 8 x (crumbs, nibbles)
+    {64, 64 + 2 * 512, 128},        // q8_0: d[block 0], d[block 1], codes of both blocks
+    {64, 64 + 2 * 256, 8},          // q4_0: d[0], d[1], nibbles of both
+    {32, 64 + 256, 0},              // q4_1: d, m, nibbles
+    {64, 64 + 2 * (64 + 256), 16},  // q5_0: d[0], d[1], then per block bit plane, nibbles
+    {32, 64 + 64 + 256, 0},         // q5_1: d, m, bit plane, nibbles
+    {256, 64 + 192 + 8 * 256, 0},   // q4_K: d, dmin, packed scale bytes 0..11 [12][16 columns], nibbles of 8 blocks
+    {256, 64 + 256 + 8 * (128 + 256),
+     32},  // q6_K: d, unused 32 bytes, scales i8 [16][16 columns], 8 x (crumbs, nibbles)
 };
 
 inline constexpr const PanelFormat& panel_format(PanelKind kind) { return kPanelFormats[static_cast<int32_t>(kind)]; }
@@ -51,12 +52,13 @@ enum class CodedKind : int32_t { q2_K, q3_K, q5_K, iq4_nl, iq4_xs, mxfp4 };
 inline constexpr int32_t kCodedKinds = 6;
 
 inline constexpr PanelFormat kCodedFormats[kCodedKinds] = {
-    {256, 64 + 256 + 8 * 128, 0},          // q2_K: d, dmin, scale bytes [16][16 columns], crumbs of 8 blocks
-    {256, 64 + 256 + 8 * (64 + 128), 0},   // q3_K: d, unused 32, scales i8 [16][16], 8 x (bit plane, crumbs)
-    {256, 64 + 256 + 8 * (64 + 256), 0},   // q5_K: d, dmin, scales u8 [8][16], minimums u8 [8][16], 8 x (bit plane, nibbles)
-    {64, 64 + 2 * 256, 0},                 // iq4_nl: d[block 0], d[block 1], nibbles of both
-    {256, 64 + 128 + 8 * 256, 0},          // iq4_xs: d, unused 32, scales i8 [8][16], nibbles of 8 blocks
-    {64, 64 + 2 * 256, 0},                 // mxfp4: scales as bf16 [block 0], [block 1], nibbles of both
+    {256, 64 + 256 + 8 * 128, 0},         // q2_K: d, dmin, scale bytes [16][16 columns], crumbs of 8 blocks
+    {256, 64 + 256 + 8 * (64 + 128), 0},  // q3_K: d, unused 32, scales i8 [16][16], 8 x (bit plane, crumbs)
+    {256, 64 + 256 + 8 * (64 + 256),
+     0},                           // q5_K: d, dmin, scales u8 [8][16], minimums u8 [8][16], 8 x (bit plane, nibbles)
+    {64, 64 + 2 * 256, 0},         // iq4_nl: d[block 0], d[block 1], nibbles of both
+    {256, 64 + 128 + 8 * 256, 0},  // iq4_xs: d, unused 32, scales i8 [8][16], nibbles of 8 blocks
+    {64, 64 + 2 * 256, 0},         // mxfp4: scales as bf16 [block 0], [block 1], nibbles of both
 };
 
 // Bytes of one panel of n_values of k; a half-used last cell counts whole.

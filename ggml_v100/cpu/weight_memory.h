@@ -9,8 +9,8 @@
 
 namespace v100::cpu {
 
-// A small model's matrices are smaller than a huge page (2 MiB). Alone in their mappings they would lie on 4 KiB pages, and
-// each page's first access costs a walk of the page tables while the hardware prefetcher stops at its end.
+// A small model's matrices are smaller than a huge page (2 MiB). Alone in their mappings they would lie on 4 KiB
+// pages, and each page's first access costs a walk of the page tables while the hardware prefetcher stops at its end.
 class WeightMemory {
  public:
   // Zero-filled, 64-byte aligned. The slab lives as long as any of its matrices. Throws OutOfMemory.

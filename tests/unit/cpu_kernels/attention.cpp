@@ -1,4 +1,5 @@
-// KV pages and attention against the reference, bit for bit: page borders, several sequences, windows, groups, KV types.
+// KV pages and attention against the reference, bit for bit: page borders, several sequences, windows, groups, KV
+// types.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -26,9 +27,10 @@ class Cache {
 
   void append(const std::vector<float>& k, const std::vector<float>& v, const Rows& rows) {
     const Ops::Scope fast_scope(*pair_.fast_ops), plain_scope(*pair_.plain_ops);
-    pair_.fast_ops->kv_append(copy_to(*pair_.fast_ops, k, rows.count()), copy_to(*pair_.fast_ops, v, rows.count()), rows, fast());
-    pair_.plain_ops->kv_append(copy_to(*pair_.plain_ops, k, rows.count()), copy_to(*pair_.plain_ops, v, rows.count()), rows,
-                               plain());
+    pair_.fast_ops->kv_append(copy_to(*pair_.fast_ops, k, rows.count()), copy_to(*pair_.fast_ops, v, rows.count()),
+                              rows, fast());
+    pair_.plain_ops->kv_append(copy_to(*pair_.plain_ops, k, rows.count()), copy_to(*pair_.plain_ops, v, rows.count()),
+                               rows, plain());
   }
 
  private:
@@ -72,7 +74,8 @@ constexpr Step kLongSteps[] = {{1, 40, 0}, {250, 1, 3}, {1, 0, 260}, {5, 1, 1}, 
 
 void run_case(Pair& pair, Failures& failures, const Case& c, QuantType type_k, QuantType type_v, Random& random,
               std::span<const Step> steps = kShortSteps) {
-  const KvShape shape{.type_k = type_k, .type_v = type_v, .kv_heads = c.kv_heads, .head_dim_k = c.dim_k, .head_dim_v = c.dim_v};
+  const KvShape shape{
+      .type_k = type_k, .type_v = type_v, .kv_heads = c.kv_heads, .head_dim_k = c.dim_k, .head_dim_v = c.dim_v};
   constexpr int32_t kPages = 12;
   Cache cache(pair, shape, kPages);
   std::vector<PageId> ids(kPages);
@@ -101,8 +104,8 @@ void run_case(Pair& pair, Failures& failures, const Case& c, QuantType type_k, Q
                               "attention " + std::string(traits(type_k).name) + "/" + std::string(traits(type_v).name) +
                                   " kv_heads=" + std::to_string(c.kv_heads) + " group=" + std::to_string(c.group) +
                                   " dims=" + std::to_string(c.dim_k) + "/" + std::to_string(c.dim_v) +
-                                  " window=" + std::to_string(c.window) + " rows=" + std::to_string(m) + " y/row=" +
-                                  std::to_string(heads * c.dim_v)))
+                                  " window=" + std::to_string(c.window) + " rows=" + std::to_string(m) +
+                                  " y/row=" + std::to_string(heads * c.dim_v)))
       return;
   }
 }
@@ -126,7 +129,8 @@ void test_attention(Pair& pair, Failures& failures) {
 // Cells that a row does not see may hold anything: infinities and NaNs there must not reach the result.
 void test_attention_unseen_keys(Pair& pair, Failures& failures) {
   Random random(7);
-  const KvShape shape{.type_k = QuantType::F16, .type_v = QuantType::F16, .kv_heads = 2, .head_dim_k = 16, .head_dim_v = 16};
+  const KvShape shape{
+      .type_k = QuantType::F16, .type_v = QuantType::F16, .kv_heads = 2, .head_dim_k = 16, .head_dim_v = 16};
   Cache cache(pair, shape, 2);
   const PageId pages[] = {1, 0};
   Batch all;
@@ -141,7 +145,8 @@ void test_attention_unseen_keys(Pair& pair, Failures& failures) {
         if (i < begin || i >= length)
           for (int32_t d = 0; d < 32; ++d) {
             const auto at = static_cast<size_t>(i * 32 + d);
-            poisoned_k[at] = d % 2 == 0 ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
+            poisoned_k[at] =
+                d % 2 == 0 ? std::numeric_limits<float>::quiet_NaN() : std::numeric_limits<float>::infinity();
             poisoned_v[at] = std::numeric_limits<float>::quiet_NaN();
           }
       cache.append(poisoned_k, poisoned_v, all.rows());
@@ -159,7 +164,8 @@ void test_attention_unseen_keys(Pair& pair, Failures& failures) {
   none.add(7, 1, pages, 0);
   none.visible[0] = {5, 5};
   const Ops::Scope scope(*pair.fast_ops);
-  Tensor y = pair.fast_ops->attention(copy_to(*pair.fast_ops, random_inputs(1, 64, random), 1), none.rows(), cache.fast(), 4, 1.0f);
+  Tensor y = pair.fast_ops->attention(copy_to(*pair.fast_ops, random_inputs(1, 64, random), 1), none.rows(),
+                                      cache.fast(), 4, 1.0f);
   for (int64_t i = 0; i < y.size(); ++i) failures.expect(y.data[i] == 0.0f, "a row without keys is not zero");
 }
 

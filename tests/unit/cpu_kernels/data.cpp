@@ -10,16 +10,24 @@ std::vector<int32_t> half_fields(QuantType type) {
     case QuantType::Q4_1:
     case QuantType::Q5_1:
     case QuantType::Q4_K:
-    case QuantType::Q5_K: return {0, 2};
-    case QuantType::Q2_K: return {80, 82};
-    case QuantType::Q3_K: return {108};
-    case QuantType::Q6_K: return {208};
-    case QuantType::TQ1_0: return {52};
-    case QuantType::TQ2_0: return {64};
+    case QuantType::Q5_K:
+      return {0, 2};
+    case QuantType::Q2_K:
+      return {80, 82};
+    case QuantType::Q3_K:
+      return {108};
+    case QuantType::Q6_K:
+      return {208};
+    case QuantType::TQ1_0:
+      return {52};
+    case QuantType::TQ2_0:
+      return {64};
     case QuantType::MXFP4:
     case QuantType::NVFP4:
-    case QuantType::F64: return {};
-    default: return {0};
+    case QuantType::F64:
+      return {};
+    default:
+      return {0};
   }
 }
 
@@ -28,10 +36,14 @@ namespace {
 uint16_t random_half(Random& random, Scales scales) {
   const auto sign = static_cast<uint16_t>(random() & 0x8000u);
   switch (scales) {
-    case Scales::subnormal: return static_cast<uint16_t>(sign | (random() & 0x3FFu));
-    case Scales::large: return static_cast<uint16_t>(sign | f16_from_f32(30000.0f + static_cast<float>(random() % 30000)));
-    case Scales::zero: return sign;
-    default: return f16_from_f32(0.02f * normal(random));
+    case Scales::subnormal:
+      return static_cast<uint16_t>(sign | (random() & 0x3FFu));
+    case Scales::large:
+      return static_cast<uint16_t>(sign | f16_from_f32(30000.0f + static_cast<float>(random() % 30000)));
+    case Scales::zero:
+      return sign;
+    default:
+      return f16_from_f32(0.02f * normal(random));
   }
 }
 
@@ -64,7 +76,9 @@ std::vector<std::byte> random_rows(QuantType type, int32_t features, int32_t row
     const std::byte lowest{static_cast<uint8_t>(type == QuantType::Q8_0 ? 0x80 : 0)};
     const std::byte highest{static_cast<uint8_t>(type == QuantType::Q8_0 ? 0x7F : 0xFF)};
     for (int32_t i = 0; i < t.block_bytes; ++i)
-      at[i] = codes == Codes::random ? static_cast<std::byte>(random() & 255u) : codes == Codes::lowest ? lowest : highest;
+      at[i] = codes == Codes::random   ? static_cast<std::byte>(random() & 255u)
+              : codes == Codes::lowest ? lowest
+                                       : highest;
     if (type == QuantType::MXFP4) at[0] = static_cast<std::byte>(118 + random() % 6);
     for (const int32_t offset : half_fields(type)) {
       const uint16_t half = random_half(random, scales);
@@ -78,12 +92,24 @@ std::vector<float> random_inputs(int32_t rows, int32_t features, Random& random,
   std::vector<float> values(static_cast<size_t>(rows) * static_cast<size_t>(features));
   for (size_t i = 0; i < values.size(); ++i) {
     switch (kind) {
-      case Inputs::ordinary: values[i] = normal(random); break;
-      case Inputs::constant: values[i] = (i / 32) % 2 == 0 ? 3.0f : -3.0f; break;  // every activation code +-127
-      case Inputs::alternating: values[i] = i % 2 == 0 ? 1.0f : -1.0f; break;
-      case Inputs::sparse: values[i] = i / 32 % 3 == 0 ? 0.0f : i % 32 == 5 ? normal(random) : 0.0f; break;
-      case Inputs::tiny: values[i] = normal(random) * std::ldexp(1.0f, -100 - static_cast<int>(i / 32 % 49)); break;
-      case Inputs::huge: values[i] = normal(random) * std::ldexp(1.0f, 90 + static_cast<int>(i / 32 % 30)); break;
+      case Inputs::ordinary:
+        values[i] = normal(random);
+        break;
+      case Inputs::constant:
+        values[i] = (i / 32) % 2 == 0 ? 3.0f : -3.0f;
+        break;  // every activation code +-127
+      case Inputs::alternating:
+        values[i] = i % 2 == 0 ? 1.0f : -1.0f;
+        break;
+      case Inputs::sparse:
+        values[i] = i / 32 % 3 == 0 ? 0.0f : i % 32 == 5 ? normal(random) : 0.0f;
+        break;
+      case Inputs::tiny:
+        values[i] = normal(random) * std::ldexp(1.0f, -100 - static_cast<int>(i / 32 % 49));
+        break;
+      case Inputs::huge:
+        values[i] = normal(random) * std::ldexp(1.0f, 90 + static_cast<int>(i / 32 % 30));
+        break;
     }
   }
   return values;

@@ -38,7 +38,8 @@ class Failures {
     for (size_t i = 0; i < found.size(); ++i) {
       const bool both_nan = found[i] != found[i] && expected[i] != expected[i];
       if (!both_nan && std::memcmp(&found[i], &expected[i], sizeof(float)) != 0)
-        return fail(what + ": element " + std::to_string(i) + " is " + hex(found[i]) + ", expected " + hex(expected[i]));
+        return fail(what + ": element " + std::to_string(i) + " is " + hex(found[i]) + ", expected " +
+                    hex(expected[i]));
     }
     return true;
   }

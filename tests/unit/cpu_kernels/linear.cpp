@@ -10,11 +10,12 @@ namespace {
 constexpr QuantType kIntegerTypes[] = {QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4_1, QuantType::Q5_0,
                                        QuantType::Q5_1, QuantType::Q4_K, QuantType::Q6_K};
 constexpr QuantType kFloatTypes[] = {QuantType::F32, QuantType::F16, QuantType::BF16};
-constexpr QuantType kDecodedTypes[] = {QuantType::Q2_K, QuantType::Q3_K, QuantType::Q5_K, QuantType::IQ4_NL,
+constexpr QuantType kDecodedTypes[] = {QuantType::Q2_K,   QuantType::Q3_K,  QuantType::Q5_K,  QuantType::IQ4_NL,
                                        QuantType::IQ4_XS, QuantType::MXFP4, QuantType::TQ2_0, QuantType::F64};
 
 std::string describe(QuantType type, int32_t k, int32_t n, int32_t m) {
-  return std::string(traits(type).name) + " K=" + std::to_string(k) + " N=" + std::to_string(n) + " M=" + std::to_string(m);
+  return std::string(traits(type).name) + " K=" + std::to_string(k) + " N=" + std::to_string(n) +
+         " M=" + std::to_string(m);
 }
 
 struct Layer {
@@ -82,8 +83,9 @@ void test_linear_extremes(Pair& pair, Failures& failures) {
 void test_linear_combinations(Pair& pair, Failures& failures) {
   Random random(3);
   constexpr int32_t k = 512;
-  constexpr std::array<QuantType, 10> types{QuantType::Q4_K, QuantType::Q6_K, QuantType::F16, QuantType::Q4_1, QuantType::Q8_0,
-                                            QuantType::Q5_K, QuantType::Q4_0, QuantType::F32, QuantType::Q5_1, QuantType::Q5_0};
+  constexpr std::array<QuantType, 10> types{QuantType::Q4_K, QuantType::Q6_K, QuantType::F16,  QuantType::Q4_1,
+                                            QuantType::Q8_0, QuantType::Q5_K, QuantType::Q4_0, QuantType::F32,
+                                            QuantType::Q5_1, QuantType::Q5_0};
   for (const int32_t m : {1, 4, 14, 70}) {
     const std::vector<float> inputs = random_inputs(m, k, random);
     // multi_linear: all types at once, some with bias.
@@ -109,13 +111,17 @@ void test_linear_combinations(Pair& pair, Failures& failures) {
       for (const size_t j : {i, (i + 1) % types.size(), (i + 2) % types.size()})
         for (const Activation activation : {Activation::silu, Activation::gelu}) {
           const int32_t n = 37;
-          const Layer gate = make_layer(pair, types[i], k, n, random_rows(types[i], k, n, random), random_inputs(1, n, random));
+          const Layer gate =
+              make_layer(pair, types[i], k, n, random_rows(types[i], k, n, random), random_inputs(1, n, random));
           const Layer up = make_layer(pair, types[j], k, n, random_rows(types[j], k, n, random));
           const Ops::Scope fast_scope(*pair.fast_ops), plain_scope(*pair.plain_ops);
-          Tensor found = pair.fast_ops->gated_linear(copy_to(*pair.fast_ops, inputs, m), gate.fast, up.fast, activation);
-          Tensor expected = pair.plain_ops->gated_linear(copy_to(*pair.plain_ops, inputs, m), gate.plain, up.plain, activation);
-          failures.expect_same(values_of(found), values_of(expected),
-                               "gated_linear " + describe(types[i], k, n, m) + " with " + std::string(traits(types[j]).name));
+          Tensor found =
+              pair.fast_ops->gated_linear(copy_to(*pair.fast_ops, inputs, m), gate.fast, up.fast, activation);
+          Tensor expected =
+              pair.plain_ops->gated_linear(copy_to(*pair.plain_ops, inputs, m), gate.plain, up.plain, activation);
+          failures.expect_same(
+              values_of(found), values_of(expected),
+              "gated_linear " + describe(types[i], k, n, m) + " with " + std::string(traits(types[j]).name));
         }
   }
 }

@@ -1,5 +1,5 @@
-// Test program of the CPU backend: `cpu_kernels INSTRUCTION_SET THREADS SECTION` runs one section, `cpu_kernels` lists what
-// there is to run. Exit status 1 when anything differs from the reference.
+// Test program of the CPU backend: `cpu_kernels INSTRUCTION_SET THREADS SECTION` runs one section, `cpu_kernels` lists
+// what there is to run. Exit status 1 when anything differs from the reference.
 #include <cstdlib>
 
 #include "harness.h"

@@ -1,4 +1,5 @@
-// Norms, additions, rotary positions, embeddings and copies against the reference; and the errors of the backend's doors.
+// Norms, additions, rotary positions, embeddings and copies against the reference; and the errors of the backend's
+// doors.
 #include "base/error.h"
 #include "harness.h"
 
@@ -17,16 +18,16 @@ void test_rows(Pair& pair, Failures& failures) {
       const VectorWeight w = vector_weight(random_inputs(1, n, random));
       Tensor fx = copy_to(*pair.fast_ops, x, m), px = copy_to(*pair.plain_ops, x, m);
       Tensor fa = copy_to(*pair.fast_ops, a, m), pa = copy_to(*pair.plain_ops, a, m);
-      failures.expect_same(values_of(pair.fast_ops->rms_norm(fx, w, 1e-5f)), values_of(pair.plain_ops->rms_norm(px, w, 1e-5f)),
-                           "rms_norm" + what);
+      failures.expect_same(values_of(pair.fast_ops->rms_norm(fx, w, 1e-5f)),
+                           values_of(pair.plain_ops->rms_norm(px, w, 1e-5f)), "rms_norm" + what);
       failures.expect_same(values_of(pair.fast_ops->add_rms_norm(fx, fa, w, 1e-6f)),
                            values_of(pair.plain_ops->add_rms_norm(px, pa, w, 1e-6f)), "add_rms_norm" + what);
       failures.expect_same(values_of(fx), values_of(px), "add_rms_norm x" + what);
       pair.fast_ops->add(fx, fa), pair.plain_ops->add(px, pa);
       failures.expect_same(values_of(fx), values_of(px), "add" + what);
       const std::vector<int32_t> picks{m - 1, 0, m / 2};
-      failures.expect_same(values_of(pair.fast_ops->gather_rows(fx, picks)), values_of(pair.plain_ops->gather_rows(px, picks)),
-                           "gather_rows" + what);
+      failures.expect_same(values_of(pair.fast_ops->gather_rows(fx, picks)),
+                           values_of(pair.plain_ops->gather_rows(px, picks)), "gather_rows" + what);
       std::vector<float> host(static_cast<size_t>(fx.size()));
       pair.fast_ops->read(fx, host);
       failures.expect_same(host, values_of(px), "read" + what);
@@ -52,13 +53,15 @@ void test_rows(Pair& pair, Failures& failures) {
     std::vector<int32_t> tokens;
     for (int32_t i = 0; i < 60; ++i) tokens.push_back(i * 7 % 50);
     const Ops::Scope fast_scope(*pair.fast_ops), plain_scope(*pair.plain_ops);
-    failures.expect_same(values_of(pair.fast_ops->embed(tokens, table)), values_of(pair.plain_ops->embed(tokens, table)),
-                         "embed " + std::string(traits(type).name));
+    failures.expect_same(values_of(pair.fast_ops->embed(tokens, table)),
+                         values_of(pair.plain_ops->embed(tokens, table)), "embed " + std::string(traits(type).name));
   }
   // The whole range of the exponential, through silu: gated_linear of one-column identity weights.
   std::vector<float> one{1.0f};
-  Linear fast_one{pair.fast->pack_linear(QuantType::F32, 1, 1, reinterpret_cast<const std::byte*>(one.data()), pair.pool), {}};
-  Linear plain_one{pair.plain->pack_linear(QuantType::F32, 1, 1, reinterpret_cast<const std::byte*>(one.data()), pair.pool), {}};
+  Linear fast_one{
+      pair.fast->pack_linear(QuantType::F32, 1, 1, reinterpret_cast<const std::byte*>(one.data()), pair.pool), {}};
+  Linear plain_one{
+      pair.plain->pack_linear(QuantType::F32, 1, 1, reinterpret_cast<const std::byte*>(one.data()), pair.pool), {}};
   std::vector<float> points;
   for (float x = -100.0f; x < 100.0f; x += 0.03125f) points.push_back(x + 0.001f * normal(random));
   for (const float x : {0.0f, -0.0f, 87.0f, -87.0f, 88.0f, -88.0f, 1e-30f, -1e-40f, 1e30f, -1e30f}) points.push_back(x);
@@ -88,13 +91,16 @@ void expect_refused(Failures& failures, const std::string& what, Body&& body) {
 void test_errors(Pair& pair, Failures& failures) {
   expect_refused(failures, "an unknown instruction set", [] { create_cpu_backend("mmx"); });
   expect_refused(failures, "a KV type without a cache format", [&] {
-    pair.fast->kv_page_bytes({.type_k = QuantType::Q4_K, .type_v = QuantType::F16, .kv_heads = 1, .head_dim_k = 256, .head_dim_v = 64});
+    pair.fast->kv_page_bytes(
+        {.type_k = QuantType::Q4_K, .type_v = QuantType::F16, .kv_heads = 1, .head_dim_k = 256, .head_dim_v = 64});
   });
   expect_refused(failures, "q8_0 heads of 40 features", [&] {
-    pair.fast->kv_page_bytes({.type_k = QuantType::Q8_0, .type_v = QuantType::F16, .kv_heads = 1, .head_dim_k = 40, .head_dim_v = 64});
+    pair.fast->kv_page_bytes(
+        {.type_k = QuantType::Q8_0, .type_v = QuantType::F16, .kv_heads = 1, .head_dim_k = 40, .head_dim_v = 64});
   });
   expect_refused(failures, "heads of 4096 features", [&] {
-    pair.fast->kv_page_bytes({.type_k = QuantType::F16, .type_v = QuantType::F16, .kv_heads = 1, .head_dim_k = 4096, .head_dim_v = 64});
+    pair.fast->kv_page_bytes(
+        {.type_k = QuantType::F16, .type_v = QuantType::F16, .kv_heads = 1, .head_dim_k = 4096, .head_dim_v = 64});
   });
   expect_refused(failures, "an integer weight matrix", [&] {
     const std::vector<std::byte> rows(64);

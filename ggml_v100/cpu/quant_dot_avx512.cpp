@@ -1,17 +1,16 @@
-// Integer dot products of quantised panels with AVX-512 VNNI. For inclusion by kernels_avx512.cpp only.
+// Integer dot products of quantised panels with AVX-512 VNNI.
 //
 // What      y[row][16] = panel [K, 16] . row of rounded activations, for R = 1..12 rows in one pass over the panel
 // Layout    panel.h; one zmm register = 4 values of k of 16 columns, exactly the operand of vpdpbusd
 // Tile      8 registers hold a block's codes (32 x 16), R hold the f32 sums; rows go in fours, so that four chains of 8
-//           vpdpbusd overlap; activations are broadcast from memory by the instruction. Codes are unpacked once per R rows.
+//           vpdpbusd overlap; activations are broadcast from memory by the instruction. Codes are unpacked once per R
+//           rows.
 // Numerics  codes carry a bias, taken back by starting the integer sum at -bias * sum(p): exact, costs nothing
 // Bound     R = 1: reading the panel (11 instructions of the two fused pipes per 320 bytes of q4_1). R = 12: vpdpbusd,
 //           8 of every 11 instructions in the pipes that execute it
 // Note      vpdpbusd is written in assembly: gcc 12 copies the accumulator of the intrinsic back and forth
-#pragma once
-
-#include <immintrin.h>
-
+#include "cpu/lanes_avx512.h"  // first: it includes the intrinsics with gcc's false warnings off
+//
 #include "cpu/kernels.h"
 #include "cpu/unroll.h"
 
@@ -56,8 +55,10 @@ inline void add_bit_plane(const std::byte* p, __m512i* codes) {
   const __m512i plane = load_512(p), mask = _mm512_set1_epi8(16);
   unroll<8>([&](auto g) V100_INLINE_LAMBDA {
     __m512i moved;
-    if constexpr (g < 4) moved = _mm512_slli_epi16(plane, 4 - g);
-    else moved = _mm512_srli_epi16(plane, g - 4);
+    if constexpr (g < 4)
+      moved = _mm512_slli_epi16(plane, 4 - g);
+    else
+      moved = _mm512_srli_epi16(plane, g - 4);
     codes[g] = _mm512_ternarylogic_epi64(codes[g], moved, mask, 0xF8);  // a | (b & c)
   });
 }
@@ -67,7 +68,8 @@ inline void add_crumbs(const std::byte* p, __m512i* codes) {
   const __m512i mask = _mm512_set1_epi8(0x30);
   unroll<2>([&](auto half) V100_INLINE_LAMBDA {
     const __m512i plane = load_512(p + 64 * half);
-    const __m512i moved[4] = {_mm512_slli_epi16(plane, 4), _mm512_slli_epi16(plane, 2), plane, _mm512_srli_epi16(plane, 2)};
+    const __m512i moved[4] = {_mm512_slli_epi16(plane, 4), _mm512_slli_epi16(plane, 2), plane,
+                              _mm512_srli_epi16(plane, 2)};
     unroll<4>([&](auto g) V100_INLINE_LAMBDA {
       codes[4 * half + g] = _mm512_ternarylogic_epi64(codes[4 * half + g], moved[g], mask, 0xF8);
     });
@@ -146,10 +148,10 @@ struct Q4_K {
                     c = load_columns(cell + 64 + 16 * (j + 8));
       scales[j] = _mm512_mul_ps(d, to_f32(_mm_and_si128(a, low_6)));
       minimums[j] = _mm512_mul_ps(negative_dmin, to_f32(_mm_and_si128(b, low_6)));
-      scales[j + 4] = _mm512_mul_ps(
-          d, to_f32(_mm_or_si128(_mm_and_si128(c, low_4), _mm_and_si128(_mm_srli_epi16(a, 2), high_2))));
+      scales[j + 4] =
+          _mm512_mul_ps(d, to_f32(_mm_or_si128(_mm_and_si128(c, low_4), _mm_and_si128(_mm_srli_epi16(a, 2), high_2))));
       minimums[j + 4] = _mm512_mul_ps(negative_dmin, to_f32(_mm_or_si128(_mm_and_si128(_mm_srli_epi16(c, 4), low_4),
-                                                                       _mm_and_si128(_mm_srli_epi16(b, 2), high_2))));
+                                                                         _mm_and_si128(_mm_srli_epi16(b, 2), high_2))));
     }
   }
 };
@@ -179,8 +181,10 @@ template <class Codec, int N>
   });
   unroll<8>([&](auto g) V100_INLINE_LAMBDA {
     unroll<N>([&](auto r) V100_INLINE_LAMBDA {
-      if constexpr (Codec::kTwoScales && g >= 4) dot_4(second[r], b.codes[g], rows[r].p + 4 * g);
-      else dot_4(sums[r], b.codes[g], rows[r].p + 4 * g);
+      if constexpr (Codec::kTwoScales && g >= 4)
+        dot_4(second[r], b.codes[g], rows[r].p + 4 * g);
+      else
+        dot_4(sums[r], b.codes[g], rows[r].p + 4 * g);
     });
   });
   unroll<N>([&](auto r) V100_INLINE_LAMBDA {
@@ -210,21 +214,40 @@ template <class Codec>
 void quant_dot(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows, float* y,
                int64_t y_stride) {
   switch (rows) {
-    case 1: return dot_tile<Codec, 1>(panel, n_blocks, tile, y, y_stride);
-    case 2: return dot_tile<Codec, 2>(panel, n_blocks, tile, y, y_stride);
-    case 3: return dot_tile<Codec, 3>(panel, n_blocks, tile, y, y_stride);
-    case 4: return dot_tile<Codec, 4>(panel, n_blocks, tile, y, y_stride);
-    case 5: return dot_tile<Codec, 5>(panel, n_blocks, tile, y, y_stride);
-    case 6: return dot_tile<Codec, 6>(panel, n_blocks, tile, y, y_stride);
-    case 7: return dot_tile<Codec, 7>(panel, n_blocks, tile, y, y_stride);
-    case 8: return dot_tile<Codec, 8>(panel, n_blocks, tile, y, y_stride);
-    case 9: return dot_tile<Codec, 9>(panel, n_blocks, tile, y, y_stride);
-    case 10: return dot_tile<Codec, 10>(panel, n_blocks, tile, y, y_stride);
-    case 11: return dot_tile<Codec, 11>(panel, n_blocks, tile, y, y_stride);
-    default: return dot_tile<Codec, 12>(panel, n_blocks, tile, y, y_stride);
+    case 1:
+      return dot_tile<Codec, 1>(panel, n_blocks, tile, y, y_stride);
+    case 2:
+      return dot_tile<Codec, 2>(panel, n_blocks, tile, y, y_stride);
+    case 3:
+      return dot_tile<Codec, 3>(panel, n_blocks, tile, y, y_stride);
+    case 4:
+      return dot_tile<Codec, 4>(panel, n_blocks, tile, y, y_stride);
+    case 5:
+      return dot_tile<Codec, 5>(panel, n_blocks, tile, y, y_stride);
+    case 6:
+      return dot_tile<Codec, 6>(panel, n_blocks, tile, y, y_stride);
+    case 7:
+      return dot_tile<Codec, 7>(panel, n_blocks, tile, y, y_stride);
+    case 8:
+      return dot_tile<Codec, 8>(panel, n_blocks, tile, y, y_stride);
+    case 9:
+      return dot_tile<Codec, 9>(panel, n_blocks, tile, y, y_stride);
+    case 10:
+      return dot_tile<Codec, 10>(panel, n_blocks, tile, y, y_stride);
+    case 11:
+      return dot_tile<Codec, 11>(panel, n_blocks, tile, y, y_stride);
+    default:
+      return dot_tile<Codec, 12>(panel, n_blocks, tile, y, y_stride);
   }
 }
 
 }  // namespace
+
+// In the order of PanelKind.
+constinit const QuantKernels kAvx512QuantKernels{
+    .tile_rows = kTileRows,
+    .dot = {quant_dot<Q8_0>, quant_dot<Q4_0>, quant_dot<Q4_1>, quant_dot<Q5_0>, quant_dot<Q5_1>, quant_dot<Q4_K>,
+            quant_dot<Q6_K>},
+};
 
 }  // namespace v100::cpu

@@ -1,14 +1,13 @@
-// Integer dot products of quantised panels in plain C++. For inclusion by kernels_generic.cpp only.
+// Integer dot products of quantised panels in plain C++.
 //
 // What      y[row][16] = panel [K, 16] . row of rounded activations, for R = 1..4 rows in one pass over the panel
 // Layout    panel.h; a block is unpacked to 16-bit codes in the order of its turns, [8 groups][16 columns x 4 values]
 // Numerics  as the vector versions. Codes below 64 are summed in 16 bits over at most half a block of 6-bit codes
 //           (63 * 127 * 4 = 32004) or a block of 5-bit codes (31 * 127 * 8 = 31496); 8-bit codes in 32 bits
 // Bound     multiplies of 16-bit lanes that the compiler finds (SSE2, NEON, VSX)
-#pragma once
-
 #include "base/half.h"
 #include "cpu/kernels.h"
+#include "cpu/lanes_generic.h"
 
 namespace v100::cpu {
 
@@ -177,11 +176,15 @@ void dot_tile(const std::byte* panel, int32_t n_blocks, const ActivationBlock* t
         int32_t totals[16];
         for (int c = 0; c < 16; ++c) totals[c] = !Codec::kBias ? 0 : part == 0 ? row.bias_sum : row.bias_sum_second;
         add_groups<typename Codec::Sum>(b.codes, pattern, part * kGroups, kGroups, totals);
+        float scales[16], values[16];
         for (int c = 0; c < 16; ++c)
-          sums[r][c] = fused(b.scale[part][c] * row.scale, static_cast<float>(totals[c]), sums[r][c]);
+          scales[c] = b.scale[part][c] * row.scale, values[c] = static_cast<float>(totals[c]);
+        fuse_16(scales, values, sums[r]);
       }
-      if constexpr (Codec::kMinimum)
-        for (int c = 0; c < 16; ++c) sums[r][c] = fused(b.minimum[c], row.sum, sums[r][c]);
+      if constexpr (Codec::kMinimum) {
+        const Lanes block_sum = splat(row.sum);
+        fuse_16(b.minimum, block_sum.v, sums[r]);
+      }
     }
   }
   for (int32_t r = 0; r < rows; ++r)
@@ -189,5 +192,12 @@ void dot_tile(const std::byte* panel, int32_t n_blocks, const ActivationBlock* t
 }
 
 }  // namespace
+
+// In the order of PanelKind.
+constinit const QuantKernels kGenericQuantKernels{
+    .tile_rows = kTileRows,
+    .dot = {dot_tile<Q8_0>, dot_tile<Q4_0>, dot_tile<Q4_1>, dot_tile<Q5_0>, dot_tile<Q5_1>, dot_tile<Q4_K>,
+            dot_tile<Q6_K>},
+};
 
 }  // namespace v100::cpu

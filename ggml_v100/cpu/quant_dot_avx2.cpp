@@ -1,17 +1,17 @@
-// Integer dot products of quantised panels with AVX2. For inclusion by kernels_avx2.cpp only.
+// Integer dot products of quantised panels with AVX2.
 //
 // What      y[row][16] = panel [K, 16] . row of rounded activations, for R = 1..4 rows in one pass over the panel
 // Layout    panel.h; a 64-byte group is two registers: columns 0..7 and 8..15, taken one after the other within a block
 // Tile      8 registers hold the codes of 32 values x 8 columns; 4 rows share the unpacking
 // Numerics  vpmaddubsw saturates at 16 bits, so pairs are added in 16 bits only as long as they fit:
-//             codes < 16: 8 groups (15 * 127 * 2 * 8 = 30480)   codes < 32: 4 groups (31496)   codes < 64: 2 groups (32004)
+//             codes < 16: 8 groups (15 * 127 * 2 * 8 = 30480)   codes < 32: 4 groups (31496)   codes < 64: 2 groups
+//                                                               (32004)
 //             8-bit codes: |q| <= 128 unsigned times p with the sign of q, one group (128 * 127 * 2 = 32512)
 //           Biased codes: the integer sum starts at -bias * sum(p), which is exact.
-// Bound     R = 1: reading the panel from L2 or beyond; else vpmaddubsw and the broadcasts, two or three instructions a group
-#pragma once
-
-#include <immintrin.h>
-
+// Bound     R = 1: reading the panel from L2 or beyond; else vpmaddubsw and the broadcasts, two or three instructions
+//           a group
+#include "cpu/lanes_avx2.h"  // first: it includes the intrinsics with gcc's false warnings off
+//
 #include "cpu/kernels.h"
 #include "cpu/unroll.h"
 
@@ -46,8 +46,10 @@ inline void add_bit_plane(const std::byte* p, __m256i* codes) {
   const __m256i plane = load_256(p), mask = _mm256_set1_epi8(16);
   unroll<8>([&](auto g) V100_INLINE_LAMBDA {
     __m256i moved;
-    if constexpr (g < 4) moved = _mm256_slli_epi16(plane, 4 - g);
-    else moved = _mm256_srli_epi16(plane, g - 4);
+    if constexpr (g < 4)
+      moved = _mm256_slli_epi16(plane, 4 - g);
+    else
+      moved = _mm256_srli_epi16(plane, g - 4);
     codes[g] = _mm256_or_si256(codes[g], _mm256_and_si256(moved, mask));
   });
 }
@@ -56,7 +58,8 @@ inline void add_crumbs(const std::byte* p, __m256i* codes) {
   const __m256i mask = _mm256_set1_epi8(0x30);
   unroll<2>([&](auto half) V100_INLINE_LAMBDA {
     const __m256i plane = load_256(p + 64 * half);
-    const __m256i moved[4] = {_mm256_slli_epi16(plane, 4), _mm256_slli_epi16(plane, 2), plane, _mm256_srli_epi16(plane, 2)};
+    const __m256i moved[4] = {_mm256_slli_epi16(plane, 4), _mm256_slli_epi16(plane, 2), plane,
+                              _mm256_srli_epi16(plane, 2)};
     unroll<4>([&](auto g) V100_INLINE_LAMBDA {
       codes[4 * half + g] = _mm256_or_si256(codes[4 * half + g], _mm256_and_si256(moved[g], mask));
     });
@@ -140,7 +143,8 @@ struct Q4_K {
     const __m128i low_6 = _mm_set1_epi8(63), low_4 = _mm_set1_epi8(15), high_2 = _mm_set1_epi8(0x30);
     const std::byte* packed = cell + 64 + 8 * half;
     for (int j = 0; j < 4; ++j) {
-      const __m128i a = load_64(packed + 16 * j), b = load_64(packed + 16 * (j + 4)), c = load_64(packed + 16 * (j + 8));
+      const __m128i a = load_64(packed + 16 * j), b = load_64(packed + 16 * (j + 4)),
+                    c = load_64(packed + 16 * (j + 8));
       scales[half][j] = _mm256_mul_ps(d, unsigned_to_f32(_mm_and_si128(a, low_6)));
       minimums[half][j] = _mm256_mul_ps(negative_dmin, unsigned_to_f32(_mm_and_si128(b, low_6)));
       scales[half][j + 4] = _mm256_mul_ps(
@@ -174,8 +178,10 @@ template <class Codec>
   int32_t four;
   __builtin_memcpy(&four, activations, 4);
   const __m256i p = _mm256_set1_epi32(four);
-  if constexpr (Codec::kSigned) return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(p, codes));
-  else return _mm256_maddubs_epi16(codes, p);
+  if constexpr (Codec::kSigned)
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(p, codes));
+  else
+    return _mm256_maddubs_epi16(codes, p);
 }
 
 // Adds groups [kFirst, kFirst + kCount) of a block to a row's integer sums.
@@ -226,13 +232,24 @@ template <class Codec>
 void quant_dot(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows, float* y,
                int64_t y_stride) {
   switch (rows) {
-    case 1: return dot_tile<Codec, 1>(panel, n_blocks, tile, y, y_stride);
-    case 2: return dot_tile<Codec, 2>(panel, n_blocks, tile, y, y_stride);
-    case 3: return dot_tile<Codec, 3>(panel, n_blocks, tile, y, y_stride);
-    default: return dot_tile<Codec, 4>(panel, n_blocks, tile, y, y_stride);
+    case 1:
+      return dot_tile<Codec, 1>(panel, n_blocks, tile, y, y_stride);
+    case 2:
+      return dot_tile<Codec, 2>(panel, n_blocks, tile, y, y_stride);
+    case 3:
+      return dot_tile<Codec, 3>(panel, n_blocks, tile, y, y_stride);
+    default:
+      return dot_tile<Codec, 4>(panel, n_blocks, tile, y, y_stride);
   }
 }
 
 }  // namespace
+
+// In the order of PanelKind.
+constinit const QuantKernels kAvx2QuantKernels{
+    .tile_rows = kTileRows,
+    .dot = {quant_dot<Q8_0>, quant_dot<Q4_0>, quant_dot<Q4_1>, quant_dot<Q5_0>, quant_dot<Q5_1>, quant_dot<Q4_K>,
+            quant_dot<Q6_K>},
+};
 
 }  // namespace v100::cpu

@@ -199,9 +199,12 @@ class Engine:
         """Bytes reserved for KV pages (touched lazily)."""
 
     # One scheduler iteration.
-    def step(self, work: Sequence[Work]) -> list[StepOutput]:
+    def step(self, work: Sequence[Work], n_passes: int = 1) -> list[StepOutput]:
         """Run prompt chunks and decode rows of any set of sequences; one output per work item with a sampler, in order.
 
+        n_passes > 1 goes on from the drawn tokens as if `step` were called again with each as the only token of its
+        sequence (items without a sampler take part in the first pass only), and ends early when the next token of a
+        sequence finds no page. Outputs come pass by pass.
         All or nothing: raises `ContextFull` (`seq_id` says who) before any row is computed when the pool lacks pages;
         `InvalidArgument` for token ids outside the vocabulary, an unknown or repeated sequence, an empty item.
         """

@@ -413,7 +413,7 @@ cdef class Engine:
     def kv_bytes(self):
         return self.engine().get().kv_bytes()
 
-    def step(self, work):
+    def step(self, work, int32_t n_passes=1):
         cdef shared_ptr[native.Engine] engine = self.engine()
         cdef vector[native.SequenceWork] items
         cdef vector[vector[int32_t]] tokens
@@ -433,7 +433,7 @@ cdef class Engine:
             items[i].tokens = TokenSpan(tokens[i].data(), tokens[i].size())
         cdef native.WorkSpan view = native.WorkSpan(items.data(), items.size())
         with nogil:
-            outputs = engine.get().step(view)
+            outputs = engine.get().step(view, n_passes)
         return [StepOutput(outputs[i].sequence, outputs[i].token, outputs[i].logprob, probability_list(outputs[i].top))
                 for i in range(outputs.size())]
 

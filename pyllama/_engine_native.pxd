@@ -193,7 +193,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_batch() const
         int32_t n_ubatch() const
         size_t kv_bytes() const
-        vector[StepOutput] step(WorkSpan work) except +translate_error
+        vector[StepOutput] step(WorkSpan work, int32_t n_passes) except +translate_error
         void decode(TokenSpan tokens, TokenSpan sequences, FlagSpan wanted) except +translate_error
         FloatSpan logits() const
         int32_t logits_rows() const

@@ -27,6 +27,8 @@ from pyllama.server.slots import Slot, choose_slot, common_prefix
 log = logging.getLogger("pyllama.server.slot")
 
 PAGE_TOKENS = 256
+# Tokens that come within a sixtieth of a second look simultaneous.
+STEP_SECONDS = 1 / 60
 
 # Rows per call when prompt tokens are scored: their logits take rows x vocabulary x 4 bytes.
 SCORED_ROWS = 64
@@ -34,7 +36,12 @@ SCORED_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """`n_batch` is raised to hold one row of every slot and one prompt token. `max_queue`: waiting prompts."""
+    """`n_batch` is raised to hold one row of every slot and one prompt token. `max_queue`: waiting prompts.
+
+    max_passes: while every sequence generates and nothing waits, up to that many tokens of each are drawn in one engine
+    step, as long as the step lasts no longer than `STEP_SECONDS`: on a small model the work between two steps would
+    otherwise cost several per cent.
+    """
 
     n_slots: int
     n_ctx_slot: int
@@ -42,6 +49,7 @@ class LoopSettings:
     similarity: float = 0.1
     mixes_prompts: bool = True
     max_queue: int = 1024
+    max_passes: int = 1
 
 
 class EngineLoop:
@@ -76,6 +84,7 @@ class EngineLoop:
         self._n_arrivals = 0
         self._n_releases = 0
         self._has_stepped = True  # since the last time that a sequence gave way
+        self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
 
     # ---- other threads
@@ -291,9 +300,10 @@ class EngineLoop:
                     params.post_sampling_probs,
                 )
             )
+        n_passes = self._n_passes(plan)
         started = self._clock()
         try:
-            outputs = self._engine.step(works)
+            outputs = self._engine.step(works) if n_passes == 1 else self._engine.step(works, n_passes)
         except ContextFull:
             self._make_room(plan)
             return
@@ -302,7 +312,9 @@ class EngineLoop:
             return
         now = self._clock()
         self._has_stepped = True
-        self._count_step(plan, now - started)
+        if n_passes > 1:
+            n_passes = len(outputs) // len(plan)  # fewer when the pool ends
+        self._count_step(plan, n_passes, now - started)
 
         drawn = iter(outputs)
         finished = []
@@ -315,12 +327,20 @@ class EngineLoop:
                 self._report_progress(generation, len(slot.tokens))
                 if chunk.draws:
                     self._start_children(generation, slot)
-            if chunk.draws:
-                output = next(drawn)
-                event = generation.on_token(output.token, output.logprob, output.top, now)
-                self._events.append(event)
+            if chunk.draws and self._take(generation, next(drawn), now):
+                finished.append(slot)
+        for _ in range(1, n_passes):
+            for chunk in plan:
+                slot, output = self.slots[chunk.slot], next(drawn)
+                generation = slot.generation
                 if generation.is_done:
+                    continue
+                slot.tokens.append(generation.tokens[-1])
+                if self._take(generation, output, now):
                     finished.append(slot)
+        if n_passes > 1:
+            for slot in finished:  # passes after the end went on from it
+                self._engine.truncate(slot.id, len(slot.tokens))
         for slot in finished:
             self._finish(slot)
 
@@ -351,15 +371,35 @@ class EngineLoop:
         self._has_stepped = True
         self._report_progress(generation, len(slot.tokens))
 
-    def _count_step(self, plan: list[Chunk], seconds: float) -> None:
+    def _n_passes(self, plan: list[Chunk]) -> int:
+        """Tokens to draw per sequence in the next step: more than one only where nobody would be kept waiting by it."""
+        n_passes = min(self._settings.max_passes, int(STEP_SECONDS / max(self._pass_seconds, 1e-9)))
+        if n_passes <= 1 or self._waiting or self._arrived or self._cancelled:
+            return 1
+        for chunk in plan:
+            generation = self.slots[chunk.slot].generation
+            if chunk.n_tokens > 1 or generation.n_decoded == 0:
+                return 1
+            n_passes = min(n_passes, generation.n_left)
+        return max(1, n_passes)
+
+    def _take(self, generation: Generation, output: Any, now: float) -> bool:
+        """One drawn token; True when it ends the generation."""
+        self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
+        return generation.is_done
+
+    def _count_step(self, plan: list[Chunk], n_passes: int, seconds: float) -> None:
         """Attribute the time of a step to prompts and generation by their rows."""
         totals = self.totals
-        n_rows = sum(chunk.n_tokens for chunk in plan)
-        n_generation_rows = sum(
-            self.slots[chunk.slot].generation.n_decoded > 0 for chunk in plan if chunk.n_tokens == 1
-        )
-        totals.n_decode += 1
-        totals.n_busy_slots += self.n_busy
+        n_rows = n_generation_rows = 0
+        for slot_id, n_tokens, _ in plan:
+            n_rows += n_tokens
+            if n_tokens == 1 and self.slots[slot_id].generation.n_decoded > 0:
+                n_generation_rows += 1
+        if n_generation_rows == n_rows:
+            self._pass_seconds += 0.2 * (seconds / n_passes - self._pass_seconds)
+        totals.n_decode += n_passes
+        totals.n_busy_slots += self.n_busy * n_passes
         totals.predicted_seconds += seconds * n_generation_rows / n_rows
         totals.prompt_seconds += seconds * (n_rows - n_generation_rows) / n_rows
 

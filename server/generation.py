@@ -206,6 +206,12 @@ class Generation:
         return -1 if self._budget < 0 or self.is_done else max(0, self._budget - self.n_decoded)
 
     @property
+    def n_left(self) -> int:
+        """Tokens until the budget or the slot ends the generation for certain."""
+        in_slot = self.n_ctx - self.n_prompt - self.n_decoded
+        return in_slot if self._budget < 0 else min(in_slot, self._budget - self.n_decoded)
+
+    @property
     def is_scoring(self) -> bool:
         """Prompt tokens are still to be run with all their logits kept."""
         return self.params.scores_prompt and self.parent is None and len(self.prompt_records) < self.n_prompt - 1

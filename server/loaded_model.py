@@ -19,6 +19,9 @@ from pyllama.server.vocabulary import Vocabulary
 
 log = logging.getLogger("pyllama.server.srv")
 
+# Tokens of each sequence that one engine step may draw (engine_loop.LoopSettings). More would save little.
+MAX_PASSES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -163,6 +166,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_batch=settings.n_batch,
             similarity=settings.slot_prompt_similarity,
             mixes_prompts=settings.cont_batching,
+            max_passes=MAX_PASSES,
         ),
         make_work=Work,
         deliver=deliver,

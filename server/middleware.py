@@ -20,6 +20,9 @@ from pyllama.server.state import ServerState
 
 log = logging.getLogger("pyllama.server.srv")
 
+# Key of the scope under which a stream finds the way around the layers below, which look at a response's start only: each
+# of them costs every token a coroutine.
+DIRECT_SEND = "pyllama.direct_send"
 MAX_BODY_BYTES = 100 * 1024 * 1024
 # Without a key: health, and where a browser looks for the web interface (404 as long as there is none).
 PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html"})
@@ -65,6 +68,8 @@ class CorsMiddleware:
         allowed = self._allowed_origin(header(scope, b"origin"))
         if allowed is not None:
             extra.append((b"access-control-allow-origin", allowed))
+
+        scope[DIRECT_SEND] = send
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

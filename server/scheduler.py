@@ -8,11 +8,10 @@ never starts a prompt past an older one that waits for memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceState:
+class SequenceState(NamedTuple):
     """One busy slot. `n_pending`: tokens known but not yet in the engine; 0 while it waits for its parent's prompt."""
 
     slot: int
@@ -22,8 +21,7 @@ class SequenceState:
     is_blocked: bool = False  # gave its memory away; all its tokens are pending
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Append `n_tokens` pending tokens of a slot; draw the next token when nothing is pending after them."""
 
     slot: int
@@ -31,8 +29,7 @@ class Chunk:
     draws: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A queued group: one prompt with `n_slots` completions. `id_slot`: the slot asked for (in range), or -1."""
 
     n_slots: int

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pyllama.server.errors import error_body
 from pyllama.server.generation import Event, Failed, Finished
 from pyllama.server.json_codec import dump_json
+from pyllama.server.middleware import DIRECT_SEND
 from pyllama.server.requests import ActiveRequest
 
 log = logging.getLogger("pyllama.server.srv")
@@ -63,6 +64,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             await send({"type": "http.response.body", "body": b"", "more_body": True})
+            send = scope.get(DIRECT_SEND, send)
             events = self._first
             mailbox = self._request.mailbox
             while True:

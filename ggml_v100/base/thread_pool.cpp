@@ -1,4 +1,4 @@
-// Thread pool: a generation counter announces work, a countdown announces its end; both are spun on before sleeping.
+// Thread pool: a gate announces work and admits workers, a counter announces their end; both are spun on before sleeping.
 #include "base/thread_pool.h"
 
 #include <sched.h>
@@ -36,14 +36,34 @@ inline void cpu_relax() {
 
 }  // namespace
 
+// One word tells workers of a call and lets them in: generation (changes with every call), threads that may take part,
+// whether the call still admits workers, and how many it has admitted. A worker enters by raising the last field with a
+// compare-and-swap, which fails once the caller has closed the gate or opened it for another call: the caller then knows
+// whom to wait for, and a worker that the system did not schedule in time costs nothing.
+namespace {
+
+struct Gate {
+  static constexpr uint64_t kEntered = 1;
+  static constexpr uint64_t kClosed = uint64_t{1} << 15;
+  static constexpr int kActiveShift = 16, kGenerationShift = 32;
+
+  static uint64_t open(uint32_t generation, int32_t active) {
+    return uint64_t{generation} << kGenerationShift | static_cast<uint64_t>(active) << kActiveShift;
+  }
+  static uint32_t generation(uint64_t gate) { return static_cast<uint32_t>(gate >> kGenerationShift); }
+  static int32_t active(uint64_t gate) { return static_cast<int32_t>(gate >> kActiveShift & 0xFFFF); }
+  static int32_t entered(uint64_t gate) { return static_cast<int32_t>(gate & (kClosed - 1)); }
+};
+
+}  // namespace
+
 struct ThreadPool::State {
   std::vector<std::thread> workers;
-  std::atomic<uint64_t> generation{0};  // incremented once per run()
-  std::atomic<int32_t> remaining{0};    // active workers that have not finished the current run
-  std::atomic<int32_t> active{1};
-  std::atomic<int64_t> counter{0};  // next chunk of parallel_for
+  std::atomic<uint64_t> gate{Gate::kClosed};
+  std::atomic<int32_t> left{0};  // workers that have finished the current call
   std::atomic<bool> stopping{false};
   std::atomic<int32_t> sleepers{0};
+  int32_t active = 1;
   Erased function = nullptr;
   void* context = nullptr;
   std::mutex mutex;
@@ -60,10 +80,13 @@ struct ThreadPool::State {
     }
   }
 
-  uint64_t wait_for_work(uint64_t seen) {
+  bool has_news(uint32_t seen) const {
+    return Gate::generation(gate.load(std::memory_order_acquire)) != seen || stopping.load(std::memory_order_relaxed);
+  }
+
+  void wait_for_news(uint32_t seen) {
     for (int round = 0; round < kSpinRounds + kYieldRounds; ++round) {
-      const uint64_t now = generation.load(std::memory_order_acquire);
-      if (now != seen || stopping.load(std::memory_order_relaxed)) return now;
+      if (has_news(seen)) return;
       if (round < kSpinRounds) {
         cpu_relax();
       } else {
@@ -72,23 +95,24 @@ struct ThreadPool::State {
     }
     std::unique_lock lock(mutex);
     sleepers.fetch_add(1);
-    wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen || stopping.load(); });
+    wake.wait(lock, [&] { return has_news(seen); });
     sleepers.fetch_sub(1);
-    return generation.load(std::memory_order_acquire);
   }
 
   void worker(int32_t thread) {
-    uint64_t seen = 0;
+    uint32_t seen = 0;
     for (;;) {
-      const uint64_t now = wait_for_work(seen);
+      wait_for_news(seen);
       if (stopping.load()) return;
-      if (now == seen) continue;
-      seen = now;
-      // A worker outside the active set only notes the generation: run() does not wait for it, so it must not read
-      // function or context, which may already belong to a later run.
-      if (thread < static_cast<int32_t>(now & 0xFFFF)) {
+      uint64_t now = gate.load(std::memory_order_acquire);
+      seen = Gate::generation(now);
+      while (thread < Gate::active(now) && (now & Gate::kClosed) == 0 && Gate::generation(now) == seen) {
+        if (!gate.compare_exchange_weak(now, now + Gate::kEntered, std::memory_order_acq_rel,
+                                        std::memory_order_acquire))
+          continue;
         call(thread);
-        remaining.fetch_sub(1, std::memory_order_acq_rel);
+        left.fetch_add(1, std::memory_order_release);
+        break;
       }
     }
   }
@@ -123,7 +147,7 @@ ThreadPool::~ThreadPool() {
 
 int32_t ThreadPool::size() const noexcept { return static_cast<int32_t>(state_->workers.size()) + 1; }
 
-int32_t ThreadPool::active() const noexcept { return state_->active.load(std::memory_order_relaxed); }
+int32_t ThreadPool::active() const noexcept { return state_->active; }
 
 void ThreadPool::set_active(int32_t n_threads) {
   if (n_threads < 1 || n_threads > size())
@@ -132,28 +156,20 @@ void ThreadPool::set_active(int32_t n_threads) {
   state_->active = n_threads;
 }
 
-void ThreadPool::run_erased(Erased function, void* context) {
+void ThreadPool::share_erased(Erased function, void* context) {
   State& state = *state_;
-  const int32_t n = state.active.load(std::memory_order_relaxed);
-  if (n == 1) {
-    function(context, 0);
-    return;
-  }
   state.function = function;
   state.context = context;
-  state.remaining.store(n - 1, std::memory_order_relaxed);
-  {
-    // The generation's low 16 bits carry the number of active threads, so that a late waker reads both in one load.
-    const uint64_t next =
-        ((state.generation.load(std::memory_order_relaxed) >> 16) + 1) << 16 | static_cast<uint64_t>(n);
-    state.generation.store(next, std::memory_order_seq_cst);
-  }
+  state.left.store(0, std::memory_order_relaxed);
+  const uint32_t generation = Gate::generation(state.gate.load(std::memory_order_relaxed)) + 1;
+  state.gate.store(Gate::open(generation, state.active), std::memory_order_seq_cst);
   if (state.sleepers.load(std::memory_order_seq_cst) > 0) {
     const std::lock_guard lock(state.mutex);  // a sleeper between its check and its wait holds the mutex
     state.wake.notify_all();
   }
-  state.call(0);
-  for (int round = 0; state.remaining.load(std::memory_order_acquire) != 0; ++round) {
+  state.call(0);  // returns when no portion is left to take
+  const int32_t entered = Gate::entered(state.gate.fetch_or(Gate::kClosed, std::memory_order_acq_rel));
+  for (int round = 0; state.left.load(std::memory_order_acquire) != entered; ++round) {
     if (round < kSpinRounds) {
       cpu_relax();
     } else {
@@ -166,10 +182,6 @@ void ThreadPool::run_erased(Erased function, void* context) {
     std::rethrow_exception(failure);
   }
 }
-
-void ThreadPool::reset_counter() { state_->counter.store(0, std::memory_order_relaxed); }
-
-int64_t ThreadPool::next_chunk(int64_t chunk) { return state_->counter.fetch_add(chunk, std::memory_order_relaxed); }
 
 int32_t ThreadPool::hardware_threads() {
   cpu_set_t set;

@@ -1,11 +1,11 @@
-// A fixed set of threads that run one function together and meet at its end.
+// A fixed set of threads that share the chunks of a loop and meet at its end.
 //
 // Workers spin briefly between calls (a futex wake costs 20 us, a decode step has hundreds of calls) and then sleep.
-// The calling thread is thread 0. An exception of any thread is rethrown to the caller after all have finished.
+// The calling thread takes part. An exception of any thread is rethrown to the caller after all have finished.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 
 namespace v100 {
@@ -24,11 +24,13 @@ class ThreadPool {
   void set_active(int32_t n_threads);
   int32_t active() const noexcept;
 
-  // Runs work(thread_index) once on each active thread, returns when all are done. Not reentrant, one caller at a time.
+  // Runs work(thread) on the calling thread (0) and on each worker (1..active() - 1) that is free while it does. work takes
+  // its portions from a counter shared by all and returns when none is left, so a worker that the system does not schedule
+  // in time is neither needed nor waited for. Not reentrant, one caller at a time.
   template <typename Work>
-  void run(Work&& work) {
+  void share(Work&& work) {
     auto* target = &work;
-    run_erased([](void* context, int32_t thread) { (*static_cast<decltype(target)>(context))(thread); }, target);
+    share_erased([](void* context, int32_t thread) { (*static_cast<decltype(target)>(context))(thread); }, target);
   }
 
   // Splits [0, count) into contiguous chunks handed out in order to whichever thread is free: body(begin, end).
@@ -40,9 +42,10 @@ class ThreadPool {
       body(int64_t{0}, count);
       return;
     }
-    reset_counter();
-    run([&](int32_t) {
-      for (int64_t begin = next_chunk(chunk); begin < count; begin = next_chunk(chunk))
+    std::atomic<int64_t> next{0};
+    share([&](int32_t) {
+      for (int64_t begin = next.fetch_add(chunk, std::memory_order_relaxed); begin < count;
+           begin = next.fetch_add(chunk, std::memory_order_relaxed))
         body(begin, begin + chunk < count ? begin + chunk : count);
     });
   }
@@ -51,9 +54,7 @@ class ThreadPool {
 
  private:
   using Erased = void (*)(void*, int32_t);
-  void run_erased(Erased function, void* context);
-  void reset_counter();
-  int64_t next_chunk(int64_t chunk);
+  void share_erased(Erased function, void* context);
 
   struct State;
   std::unique_ptr<State> state_;

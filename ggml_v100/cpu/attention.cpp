@@ -191,7 +191,7 @@ void Attention::run(Arena& arena, ThreadPool& pool) {
     work.swap(units_);
   }
   std::atomic<size_t> next{0};
-  pool.run([&](int32_t thread) {
+  pool.share([&](int32_t thread) {
     const Scratch mine = scratch(memory + thread * ((floats + 15) / 16 * 16));
     for (size_t i = next++; i < work.size(); i = next++) run_unit(work[i], mine);
   });

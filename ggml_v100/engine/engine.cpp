@@ -125,8 +125,37 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
   }
 }
 
-std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work) {
+std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
   const std::lock_guard lock(mutex_);
+  if (n_passes < 1) throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", expected 1 or more");
+  std::vector<StepOutput> outputs;
+  outputs.reserve(work.size() * static_cast<size_t>(n_passes));
+  step_once(work, outputs);
+  std::vector<SequenceWork> next;
+  for (const SequenceWork& item : work)
+    if (item.sampler != nullptr) next.push_back(item);
+  std::vector<int32_t> tokens(next.size());
+  int32_t pass = 1;
+  try {
+    for (; pass < n_passes && !next.empty(); ++pass) {
+      for (size_t i = 0; i < next.size(); ++i) {
+        tokens[i] = outputs[outputs.size() - next.size() + i].token;
+        next[i].tokens = {&tokens[i], 1};
+      }
+      step_once(next, outputs);
+    }
+  } catch (const ContextFull&) {
+    return outputs;  // no page for another pass: those before it stand
+  } catch (...) {
+    for (const SequenceWork& item : next) memory_.truncate(item.sequence, memory_.length(item.sequence) - (pass - 1));
+    for (const SequenceWork& item : work)
+      memory_.truncate(item.sequence, memory_.length(item.sequence) - static_cast<int32_t>(item.tokens.size()));
+    throw;
+  }
+  return outputs;
+}
+
+void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs) {
   std::vector<Row> rows;
   std::vector<size_t> item_of_row;  // work item of each wanted row, by row number
   for (size_t item = 0; item < work.size(); ++item) {
@@ -150,7 +179,7 @@ std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work) {
   AppendGuard guard(memory_);
   for (const SequenceWork& w : work) guard.append(w.sequence, static_cast<int32_t>(w.tokens.size()));
 
-  std::vector<StepOutput> outputs;
+  const size_t n_before = outputs.size();
   compute(rows, [&](size_t row, std::span<const float> logits) {
     const SequenceWork& w = work[item_of_row[row]];
     StepOutput output{w.sequence, w.sampler->sample(logits), 0, {}};
@@ -168,10 +197,9 @@ std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work) {
   });
   guard.complete();
   // Accepting comes last: after an error nothing has moved but the samplers' generators.
+  size_t output = n_before;
   for (const SequenceWork& w : work)
-    for (const StepOutput& output : outputs)
-      if (w.sampler != nullptr && output.sequence == w.sequence) w.sampler->accept({&output.token, 1});
-  return outputs;
+    if (w.sampler != nullptr) w.sampler->accept({&outputs[output++].token, 1});
 }
 
 void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences,

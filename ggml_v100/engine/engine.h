@@ -64,7 +64,11 @@ class Engine {
 
   // One scheduler iteration. All or nothing: throws ContextFull or InvalidArgument before any row is computed; after any
   // other error every sequence has its old length.
-  std::vector<StepOutput> step(std::span<const SequenceWork> work);
+  //
+  // n_passes > 1 goes on from the drawn tokens, as if step were called again with each as the only token of its sequence,
+  // without a word from the caller in between; items without a sampler take part in the first pass only. It ends early
+  // when the next token of a sequence finds no page. Outputs come pass by pass, each in the order of the work.
+  std::vector<StepOutput> step(std::span<const SequenceWork> work, int32_t n_passes = 1);
 
   // Appends tokens[i] to sequences[i], in order, and keeps the logits of the rows with wanted[i] (spans of equal length).
   void decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences, std::span<const uint8_t> wanted);
@@ -94,6 +98,7 @@ class Engine {
   class AppendGuard;
 
   void check_token(int32_t token) const;
+  void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   // Computes rows (grouped by sequence, indices ascending) in ubatches; on_logits(row number, logits) for wanted ones.
   template <typename OnLogits>
   void compute(std::span<const Row> rows, OnLogits&& on_logits);

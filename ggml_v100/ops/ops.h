@@ -104,7 +104,8 @@ class Ops {
   // y [rows, out] = W x (+ bias added last).
   //
   // Block-quantised types with an integer path (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K): each 32 values of x become int8
-  // p_i = round_half_even(x_i * (127 / max|x|)) with scale dx = max|x| / 127 (both 0 for a zero block) and S = dx * sum p_i.
+  // p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x| is not finite, with scale dx = max|x| / 127 and
+  // S = dx * sum p_i.
   // A group is 32 values of a row (16 for Q6_K; the activation block stays 32). y starts at 0; per group, in order of k:
   //   y = fma(scale * dx, float(sum q_i * p_i), y)   and, for types with a minimum,   y = fma(minimum, Sg, y)
   // with exact integer sums. (scale, minimum, q) per type:

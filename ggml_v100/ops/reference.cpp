@@ -203,6 +203,7 @@ class ReferenceOps final : public Ops {
         output(static_cast<size_t>(dim_v));
     float max_all = -std::numeric_limits<float>::infinity(), sum_all = 0;
     std::fill_n(y, dim_v, 0.0f);
+    if (visible.begin >= visible.end) return;
     bool first_page = true;
     for (int32_t start = visible.begin / kPageTokens * kPageTokens; start < visible.end; start += kPageTokens) {
       const std::byte* base = page_of(layer, sequence, start);
@@ -238,8 +239,7 @@ class ReferenceOps final : public Ops {
       for (int32_t d = 0; d < dim_v; ++d) y[d] = std::fma(y[d], a, output[static_cast<size_t>(d)] * b);
       max_all = max_new;
     }
-    if (!first_page)
-      for (int32_t d = 0; d < dim_v; ++d) y[d] /= sum_all;
+    for (int32_t d = 0; d < dim_v; ++d) y[d] /= sum_all;
   }
 
   ThreadPool pool_;

@@ -131,7 +131,8 @@ QuantizedRow quantize_row(const float* x, int32_t features) {
     const float* values = x + block * 32;
     float largest = 0;
     for (int32_t i = 0; i < 32; ++i) largest = std::max(largest, std::fabs(values[i]));
-    const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    const float quotient = 127.0f / largest;
+    const float inverse = std::isfinite(quotient) ? quotient : 0.0f;
     int32_t sum = 0;
     for (int32_t i = 0; i < 32; ++i) {
       const auto code = static_cast<int8_t>(std::nearbyint(values[i] * inverse));

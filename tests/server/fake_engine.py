@@ -133,11 +133,25 @@ class FakeEngine:
         self.tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
         self.pages: list[list[int]] = [[] for _ in range(n_seq_max)]
         self.n_steps = 0
+        self.n_extra_passes = 0
         self.n_rows = 0
         self.max_rows = 0
 
-    def step(self, work: Sequence[Work]) -> list[StepOutput]:
+    def step(self, work: Sequence[Work], n_passes: int = 1) -> list[StepOutput]:
         self.n_steps += 1
+        outputs = self._pass(work)
+        for _ in range(1, n_passes):
+            drawn = outputs[-sum(item.sampler is not None for item in work) :]
+            work = [item for item in work if item.sampler is not None]
+            work = [item._replace(tokens=[output.token]) for item, output in zip(work, drawn, strict=True)]
+            try:
+                outputs += self._pass(work)
+            except ContextFull:
+                break
+            self.n_extra_passes += 1
+        return outputs
+
+    def _pass(self, work: Sequence[Work]) -> list[StepOutput]:
         if self.fails is not None:
             error, self.fails = self.fails, None
             raise error

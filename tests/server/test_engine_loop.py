@@ -9,7 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_engine import END, LETTERS, N_VOCAB, PAGE, FakeEngine, FakeSampler, FakeTokenizer, Work, pseudo_random_token
+from fake_engine import (
+    END,
+    LETTERS,
+    N_VOCAB,
+    PAGE,
+    FakeEngine,
+    FakeSampler,
+    FakeTokenizer,
+    Work,
+    forced_text,
+    pseudo_random_token,
+)
 
 from pyllama.errors import DeviceError
 from pyllama.server.engine_loop import EngineLoop, LoopSettings
@@ -25,7 +36,14 @@ class Bench:
     """A loop with a clock that ticks once per step, and all events it delivered."""
 
     def __init__(
-        self, *, n_slots: int = 4, n_ctx: int = 1024, n_batch: int = 64, max_queue: int = 10_000, **engine: Any
+        self,
+        *,
+        n_slots: int = 4,
+        n_ctx: int = 1024,
+        n_batch: int = 64,
+        max_queue: int = 10_000,
+        max_passes: int = 1,
+        **engine: Any,
     ) -> None:
         self.engine = FakeEngine(n_ctx=n_ctx, n_seq_max=n_slots, n_batch=max(n_batch, n_slots + 1), **engine)
         self.vocabulary = Vocabulary(FakeTokenizer(), N_VOCAB)
@@ -33,10 +51,12 @@ class Bench:
         self.n_ctx = n_ctx
         self.loop = EngineLoop(
             self.engine,
-            LoopSettings(n_slots=n_slots, n_ctx_slot=n_ctx, n_batch=n_batch, max_queue=max_queue),
+            LoopSettings(
+                n_slots=n_slots, n_ctx_slot=n_ctx, n_batch=n_batch, max_queue=max_queue, max_passes=max_passes
+            ),
             make_work=Work,
             deliver=self.events.extend,
-            clock=lambda: float(self.engine.n_steps),
+            clock=lambda: self.engine.n_steps * (1.0 if max_passes == 1 else 1e-3),
         )
 
     def request(self, *prompts: list[int], id_slot: int = -1, **fields: Any) -> ActiveRequest:
@@ -109,13 +129,19 @@ def expected_tokens(prompt: list[int], n: int, *, seed: int = 1, temperature: fl
     return history[len(prompt) :]
 
 
+@pytest.mark.parametrize("max_passes", [1, 4])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed: int) -> None:
+def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed: int, max_passes: int) -> None:
     """350 requests of every kind with a small pool: every answer is the one of a lone sequence, starts are first come
     first served.
     """
     rng = random.Random(seed)
-    bench = Bench(n_slots=rng.randrange(1, 6), n_ctx=PAGE * rng.randrange(2, 8), n_batch=rng.choice([7, 64, 500]))
+    bench = Bench(
+        n_slots=rng.randrange(1, 6),
+        n_ctx=PAGE * rng.randrange(2, 8),
+        n_batch=rng.choice([7, 64, 500]),
+        max_passes=max_passes,
+    )
     prefixes = [letters(rng, rng.randrange(1, bench.n_ctx // 3)) for _ in range(5)]
     requests: list[tuple[ActiveRequest, int, int, float]] = []
     cancelled: set[int] = set()
@@ -150,6 +176,7 @@ def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed
         bench.check_slots()
 
     assert bench.engine.max_rows <= max(bench.loop._n_batch, 1)
+    assert (bench.engine.n_extra_passes > 0) == (max_passes > 1)
     by_generation: dict[int, list[Event]] = {}
     for event in bench.events:
         by_generation.setdefault(id(event.generation), []).append(event)
@@ -362,3 +389,17 @@ def test_an_end_token_ends_the_generation_and_counts() -> None:
     bench.run()
     generation = request.generations[0]
     assert (generation.stop_type, generation.n_decoded, generation.content) == ("eos", 4, "aaa")
+
+
+def test_an_answer_that_ends_within_a_step_keeps_nothing_of_the_passes_after_it() -> None:
+    bench = Bench(n_slots=2, max_passes=4, next_token=forced_text(b"one two", after=b"|"))
+    ends = bench.submit([*b"first|"], n_predict=100, stop=("wo",))
+    goes_on = bench.submit([*b"second|"], n_predict=100)
+    while bench.loop.n_busy or bench.loop.n_deferred:
+        bench.loop.iterate()
+        bench.check_slots()
+    first, second = ends.generations[0], goes_on.generations[0]
+    assert (first.content, first.stop_type, second.content, second.stop_type) == ("one t", "word", "one two", "eos")
+    assert bench.engine.n_extra_passes > 0
+    held = {bytes(slot.tokens).decode() for slot in bench.loop.slots}
+    assert held == {"first|one tw", "second|one two"}

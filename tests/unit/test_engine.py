@@ -91,6 +91,33 @@ def test_step_accepts_the_drawn_token_in_the_samplers_history(model: Model, engi
     assert len(set(seen)) == len(seen)  # every earlier choice is penalised away
 
 
+def test_several_passes_are_several_steps(model: Model, engine: Engine) -> None:
+    def sampler() -> Sampler:
+        return Sampler(model.n_vocab, temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.3, seed=11)
+
+    prompts = {0: random_tokens(model, 5), 2: random_tokens(model, 9, seed=2)}
+    samplers = {seq_id: sampler() for seq_id in prompts}
+    one_by_one, pending = [], dict(prompts)
+    for _ in range(6):
+        for output in engine.step([Work(seq_id, pending[seq_id], samplers[seq_id], 2) for seq_id in pending]):
+            one_by_one.append(output)
+            pending[output.seq_id] = [output.token]
+    for seq_id in prompts:
+        engine.clear(seq_id)
+    works = [Work(0, prompts[0], sampler(), 2), Work(1, [3, 4]), Work(2, prompts[2], sampler(), 2)]
+    assert engine.step(works, 6) == one_by_one
+    assert [engine.length(seq_id) for seq_id in range(3)] == [5 + 5, 2, 9 + 5]
+
+
+def test_passes_end_early_where_the_pool_ends(model: Model) -> None:
+    engine = Engine(model, n_ctx=PAGE)
+    outputs = engine.step([Work(0, random_tokens(model, PAGE - 2), greedy(model))], 10)
+    assert (len(outputs), engine.length(0)) == (3, PAGE)
+    with pytest.raises(InvalidArgument, match="n_passes is 0"):
+        engine.step([Work(0, [3], greedy(model))], 0)
+    engine.close()
+
+
 def test_a_step_that_does_not_fit_changes_nothing_and_names_the_sequence(model: Model) -> None:
     engine = Engine(model, n_ctx=PAGE, n_seq_max=1)
     engine.decode(random_tokens(model, 200))

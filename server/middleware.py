@@ -20,8 +20,8 @@ from pyllama.server.state import ServerState
 
 log = logging.getLogger("pyllama.server.srv")
 
-# Key of the scope under which a stream finds the way around the layers below, which look at a response's start only: each
-# of them costs every token a coroutine.
+# Key of the scope under which a stream finds the way around the layers below, which look at a response's start only:
+# each of them costs every token a coroutine.
 DIRECT_SEND = "pyllama.direct_send"
 MAX_BODY_BYTES = 100 * 1024 * 1024
 # Without a key: health, and where a browser looks for the web interface (404 as long as there is none).

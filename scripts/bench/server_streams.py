@@ -70,7 +70,7 @@ def open_stream(address: str, prompt: list[int], n_tokens: int) -> socket.socket
 
 
 def server_rate(address: str, prompts: list[list[int]], n_tokens: int) -> float:
-    """All streams are read by one thread that only counts events: the client shares the cores with the server, so what it
+    """All streams are read by one thread that only counts events: client and server share the cores, so what the client
     spends is missing there. A character of several tokens comes as one event, which makes this rate a lower bound.
     """
     times: list[list[float]] = [[] for _ in prompts]

@@ -14,6 +14,12 @@ def program(module, *argv):
     return [sys.executable, "-m", f"pyllama.tools.{module}", *map(str, argv)]
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Programs must not start in the source tree, whose package has no compiled extension."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def environ(tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}

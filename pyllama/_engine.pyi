@@ -15,7 +15,9 @@ type_names: tuple[str, ...]
 """GGUF tensor type names, e.g. ``"q4_1"``, in the order of their ids."""
 
 def backend_info() -> dict[str, Any]:
-    """``isa`` (what ``auto`` takes), ``available``, ``cuda`` (why not), ``version`` and ``compiler`` of the build."""
+    """``isa`` (what ``auto`` takes), ``available``, ``cuda`` (why not), and of the build: ``version``, ``build_number``
+    (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
+    """
 
 def dequantize(type_name: str, data: bytes, n_values: int) -> NDArray[np.float32]:
     """Decode `n_values` values of packed blocks to f32 (the formulas of the GGUF block formats)."""

@@ -92,6 +92,8 @@ def backend_info():
         "cuda": "built without CUDA kernels",
         "version": native.version_text().decode(),
         "compiler": native.compiler_text().decode(),
+        "build_number": native.build_number(),
+        "commit": native.commit_text().decode(),
     }
 
 

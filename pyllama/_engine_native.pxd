@@ -210,6 +210,8 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
 cdef extern from "native_bridge.h" namespace "v100" nogil:
     const char* version_text()
     const char* compiler_text()
+    const char* commit_text()
+    int build_number()
     uint64_t value_u64(const GgufValue& value)
     int64_t value_i64(const GgufValue& value)
     double value_f64(const GgufValue& value)

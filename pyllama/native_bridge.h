@@ -17,6 +17,8 @@
 namespace v100 {
 
 inline const char* version_text() { return V100_VERSION; }
+inline const char* commit_text() { return V100_COMMIT; }
+inline int build_number() { return V100_BUILD_NUMBER; }
 inline const char* compiler_text() {
 #if defined(__clang__)
   return "clang " __clang_version__;

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-flags=(-std=c++20 -O1 -Wall -Wextra -Werror -Wno-restrict -Wno-unknown-warning-option -ffp-contract=off '-DV100_VERSION="0"' -Iggml_v100)
+flags=(-std=c++20 -O1 -Wall -Wextra -Werror -Wno-restrict -Wno-unknown-warning-option -ffp-contract=off -Iggml_v100)
 checked=0
 for compiler in clang++ aarch64-linux-gnu-g++ powerpc64le-linux-gnu-g++; do
     command -v "$compiler" >/dev/null || { echo "$compiler: not installed, skipped"; continue; }

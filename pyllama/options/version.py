@@ -1,25 +1,28 @@
 """The two lines of `--version`, from the package's version and the native module's build facts."""
 
 import platform
-import re
+from typing import Any
 
 from pyllama import __version__
 
 
+def _native_facts() -> dict[str, Any]:
+    try:
+        from pyllama import _engine
+    except ImportError:  # a source tree that was not installed
+        return {}
+    return _engine.backend_info()
+
+
 def build_info() -> tuple[int, str]:
-    """(build number, commit) as the version tells: its dev or post number, else 0; its local part, else `unknown`."""
-    number = re.search(r"(?:dev|post)(\d+)", __version__)
-    _, _, local = __version__.partition("+")
-    return (int(number[1]) if number else 0), (local or "unknown")
+    """(build number, commit) of the native module; (0, ``unknown``) where it does not tell."""
+    facts = _native_facts()
+    return int(facts.get("build_number", 0)), str(facts.get("commit", "unknown"))
 
 
 def compiler() -> str:
     """Compiler of the native module, where it tells."""
-    try:
-        from pyllama import _engine
-    except ImportError:
-        return "unknown compiler"
-    return str(_engine.backend_info().get("compiler", "unknown compiler"))
+    return str(_native_facts().get("compiler", "unknown compiler"))
 
 
 def version_text() -> str:

@@ -10,6 +10,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh
 
 make_environment .venv-test
-install_repository .venv-test '.[test]' -C cmake.define.V100_WERROR=ON # our own warnings are errors here
+install_repository .venv-test '.[test]' --config-settings=cmake.define.V100_WERROR=ON # our own warnings are errors here
 PATH="$PWD/.venv-test/bin:$PATH" scripts/check.sh
 exec .venv-test/bin/pytest "$@"

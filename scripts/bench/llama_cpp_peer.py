@@ -76,15 +76,17 @@ class LlamaCppPeer:
     def detokenize(self, tokens: list[int]) -> str:
         return self.post("/detokenize", {"tokens": tokens})["content"]
 
-    def next_token_logprobs(self, tokens: list[int], top: int) -> list[tuple[int, float]]:
+    def next_token_logprobs(self, tokens: list[int], top: int, *, cache_prompt: bool = True) -> list[tuple[int, float]]:
         """The `top` most likely tokens after `tokens` with their natural log-probabilities before any sampler, falling.
+
+        cache_prompt: go on from the longest prefix that the server still has; off, evaluate all tokens at once.
 
         The server drops the probabilities of a token that ends the text or leaves a character incomplete, so a bias
         forces a plain letter to be drawn; the reported probabilities are those before any bias.
         """
         if self._letter is None:
             self._letter = self.tokenize("a")[0]
-        body = {"prompt": tokens, "n_predict": 1, "n_probs": top, "temperature": 0.0, "cache_prompt": True}
+        body = {"prompt": tokens, "n_predict": 1, "n_probs": top, "temperature": 0.0, "cache_prompt": cache_prompt}
         body["logit_bias"] = [[self._letter, 1000.0]]
         answer = self.post("/completion", body)
         return [(entry["id"], entry["logprob"]) for entry in answer["completion_probabilities"][0]["top_logprobs"]]

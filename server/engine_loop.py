@@ -26,6 +26,7 @@ from pyllama.server.slots import Slot, choose_slot, common_prefix
 
 log = logging.getLogger("pyllama.server.slot")
 
+# kPageTokens of the engine, which is imported only when the server listens already.
 PAGE_TOKENS = 256
 # Tokens that come within a sixtieth of a second look simultaneous.
 STEP_SECONDS = 1 / 60
@@ -303,7 +304,7 @@ class EngineLoop:
         n_passes = self._n_passes(plan)
         started = self._clock()
         try:
-            outputs = self._engine.step(works) if n_passes == 1 else self._engine.step(works, n_passes)
+            outputs = self._engine.step(works, n_passes)
         except ContextFull:
             self._make_room(plan)
             return

@@ -14,6 +14,20 @@ from numpy.typing import NDArray
 type_names: tuple[str, ...]
 """GGUF tensor type names, e.g. ``"q4_1"``, in the order of their ids."""
 
+class TypeTraits(NamedTuple):
+    id: int  # in GGUF files
+    block_values: int
+    block_bytes: int
+    is_quantized: bool  # False for plain floats and integers
+
+type_traits: dict[str, TypeTraits]
+"""Of every tensor type, by name, in the order of the ids."""
+
+class KeyValue(NamedTuple):
+    key: str
+    type: str  # "u8" .. "i64", "f32", "f64", "bool", "string"; of an array that of its elements and "[]"
+    value: Any  # int, float, bool, str; for arrays list[str] or an ndarray
+
 def backend_info() -> dict[str, Any]:
     """``isa`` (what ``auto`` takes), ``available``, ``cuda`` (why not), and of the build: ``version``, ``build_number``
     (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
@@ -33,6 +47,9 @@ class GgufFile:
     @property
     def metadata(self) -> dict[str, Any]:
         """Keys in file order. Strings are UTF-8 decoded with ``surrogateescape``: token texts may be any bytes."""
+    @property
+    def key_values(self) -> list[KeyValue]:
+        """Keys with their types, in file order: what a copy of the file must hold."""
     @property
     def version(self) -> int: ...
     @property

@@ -22,6 +22,8 @@ from pyllama._engine_native cimport (
 )
 from pyllama.errors import InvalidArgument, PyllamaError
 
+KeyValue = namedtuple("KeyValue", "key type value")
+TypeTraits = namedtuple("TypeTraits", "id block_values block_bytes is_quantized")
 TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
 Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs", defaults=(None, 0, False))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
@@ -39,10 +41,18 @@ cdef object type_name_of(QuantType type):
     return text(traits(type).name)
 
 
-cdef tuple _all_type_names():
-    return tuple(text(deref(native.find_traits(i)).name) for i in range(native.kQuantTypeCount) if native.find_traits(i) != NULL)
+cdef dict _all_type_traits():
+    cdef const native.QuantTraits* t
+    cdef int32_t i
+    result = {}
+    for i in range(native.kQuantTypeCount):
+        t = native.find_traits(i)
+        if t != NULL:
+            result[text(t.name)] = TypeTraits(i, t.block_values, t.block_bytes, t.is_quantized)
+    return result
 
-type_names = _all_type_names()
+type_traits = _all_type_traits()
+type_names = tuple(type_traits)
 
 cdef dict _array_dtypes = {
     <int>GgufValueType.U8: "<u1", <int>GgufValueType.I8: "<i1", <int>GgufValueType.U16: "<u2", <int>GgufValueType.I16: "<i2",
@@ -74,6 +84,12 @@ cdef object python_value(const native.GgufKeyValue& entry):
     if type in (GgufValueType.U8, GgufValueType.U16, GgufValueType.U32, GgufValueType.U64):
         return native.value_u64(entry.value)
     return native.value_i64(entry.value)
+
+
+cdef str value_type_text(const native.GgufKeyValue& entry):
+    if entry.type == GgufValueType.ARRAY:
+        return text(native.value_type_name(native.value_array(entry.value).element_type)) + "[]"
+    return text(native.value_type_name(entry.type))
 
 
 cdef dict python_metadata(const native.GgufFile& file):
@@ -133,6 +149,13 @@ cdef class GgufFile:
         if self._metadata is None:
             self._metadata = python_metadata(deref(self.file()))
         return self._metadata
+
+    @property
+    def key_values(self):
+        cdef const native.GgufFile* file = self.file()
+        cdef size_t i
+        return [KeyValue(text(file.metadata()[i].key), value_type_text(file.metadata()[i]), python_value(file.metadata()[i]))
+                for i in range(file.metadata().size())]
 
     @property
     def version(self):

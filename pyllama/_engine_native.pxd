@@ -40,6 +40,7 @@ cdef extern from "quants/types.h" namespace "v100" nogil:
         string_view name
         int32_t block_values
         int32_t block_bytes
+        bool is_quantized
     const int32_t kQuantTypeCount
     const QuantTraits* find_traits(int32_t type_id)
     const QuantTraits& traits(QuantType type) except +translate_error
@@ -47,6 +48,9 @@ cdef extern from "quants/types.h" namespace "v100" nogil:
 
 cdef extern from "quants/decode.h" namespace "v100" nogil:
     void decode(QuantType type, const byte* blocks, float* values, int64_t n_values) except +translate_error
+
+cdef extern from "gguf/container.h" namespace "v100" nogil:
+    string_view value_type_name(GgufValueType type)
 
 cdef extern from "gguf/gguf.h" namespace "v100" nogil:
     cdef enum class GgufValueType(int32_t):

@@ -1,0 +1,189 @@
+"""Writes a GGUF v3 file: metadata and tensor list first, then the tensors' data as it comes, renamed when complete."""
+
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama._engine import KeyValue, type_traits
+from pyllama.errors import InvalidArgument
+
+DEFAULT_ALIGNMENT = 32
+
+# Value type -> (id, struct format of one element).
+_VALUE_TYPES: dict[str, tuple[int, str]] = {
+    "u8": (0, "B"), "i8": (1, "b"), "u16": (2, "H"), "i16": (3, "h"), "u32": (4, "I"), "i32": (5, "i"),
+    "f32": (6, "f"), "bool": (7, "?"), "string": (8, ""), "u64": (10, "Q"), "i64": (11, "q"), "f64": (12, "d"),
+}  # fmt: skip
+_ARRAY_ID = 9
+
+
+class TensorSpec(NamedTuple):
+    name: str
+    type_name: str
+    shape: tuple[int, ...]  # ggml order: shape[0] is contiguous
+
+    @property
+    def n_bytes(self) -> int:
+        """Raises `InvalidArgument` when a row is not made of whole blocks."""
+        traits = type_traits[self.type_name]
+        columns = self.shape[0] if self.shape else 1
+        if columns % traits.block_values:
+            raise InvalidArgument(
+                f"tensor '{self.name}': rows of {columns} values are not a multiple of the "
+                f"{traits.block_values} values of a {self.type_name} block"
+            )
+        n_bytes = columns // traits.block_values * traits.block_bytes
+        for size in self.shape[1:]:
+            n_bytes *= size
+        return n_bytes
+
+
+def with_key(key_values: Iterable[KeyValue], key: str, type_name: str, value: Any) -> list[KeyValue]:
+    """The list with `key` set, at its end; an older value is dropped."""
+    return [*(entry for entry in key_values if entry.key != key), KeyValue(key, type_name, value)]
+
+
+def file_bytes(key_values: Sequence[KeyValue], tensors: Sequence[TensorSpec]) -> int:
+    """Size of the file that a `GgufWriter` with these arguments writes."""
+    alignment = _alignment(key_values)
+    return len(_header(key_values, tensors, alignment)) + sum(_padded(t.n_bytes, alignment) for t in tensors)
+
+
+class GgufWriter:
+    """Streams one file. `write` is called until every tensor has its bytes, in the order of `tensors`; leaving the
+    context normally puts the file in place, leaving it by an exception removes what was written.
+
+    `general.alignment` among the keys is honoured. Raises `InvalidArgument` for a value that does not fit its type, a
+    row that is not whole blocks, too many or too few bytes; `OSError` as the file system does.
+    """
+
+    def __init__(self, path: Path | str, key_values: Sequence[KeyValue], tensors: Sequence[TensorSpec]) -> None:
+        self.path = Path(path)
+        self._alignment = _alignment(key_values)
+        header = _header(key_values, tensors, self._alignment)
+        self._sizes = iter([(spec.name, spec.n_bytes) for spec in tensors])
+        self._current = ""
+        self._missing = self._padding = 0
+        descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent)
+        self._partial = Path(name)
+        self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
+        try:
+            self._file.write(header)
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, data: bytes | bytearray | memoryview | NDArray[Any]) -> None:
+        """The next bytes of the data section; a call may end inside a tensor but may not run into the next one."""
+        view = memoryview(data).cast("B")
+        if not view.nbytes:
+            return
+        while not self._missing:
+            self._next_tensor()
+        if view.nbytes > self._missing:
+            raise InvalidArgument(
+                f"{view.nbytes} bytes for tensor '{self._current}', which has room for {self._missing} more"
+            )
+        self._file.write(view)
+        self._missing -= view.nbytes
+        if not self._missing:
+            self._file.write(bytes(self._padding))
+
+    def commit(self) -> None:
+        """Put the complete file in place, replacing an older one."""
+        if self._missing or (left := [name for name, n_bytes in self._sizes if n_bytes]):
+            name = self._current if self._missing else left[0]
+            raise InvalidArgument(f"{self.path}: the data of tensor '{name}' is not complete")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        umask = os.umask(0)
+        os.umask(umask)
+        self._partial.chmod(0o666 & ~umask)  # mkstemp made it private
+        self._partial.replace(self.path)
+
+    def discard(self) -> None:
+        """Close and remove the unfinished file."""
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    def _next_tensor(self) -> None:
+        try:
+            self._current, self._missing = next(self._sizes)
+        except StopIteration:
+            raise InvalidArgument(f"{self.path}: data after the last tensor") from None
+        self._padding = -self._missing % self._alignment
+
+    def __enter__(self) -> "GgufWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self.commit()
+            except BaseException:
+                self.discard()
+                raise
+        else:
+            self.discard()
+
+
+def _alignment(key_values: Iterable[KeyValue]) -> int:
+    alignment = next((entry.value for entry in key_values if entry.key == "general.alignment"), DEFAULT_ALIGNMENT)
+    if alignment <= 0 or alignment & (alignment - 1):
+        raise InvalidArgument(f"general.alignment is {alignment}, expected a power of two")
+    return int(alignment)
+
+
+def _padded(n_bytes: int, alignment: int) -> int:
+    return n_bytes + -n_bytes % alignment
+
+
+def _header(key_values: Sequence[KeyValue], tensors: Sequence[TensorSpec], alignment: int) -> bytes:
+    parts = [struct.pack("<4sIqq", b"GGUF", 3, len(tensors), len(key_values))]
+    for entry in key_values:
+        parts += [_string(entry.key), _typed_value(entry)]
+    offset = 0
+    for spec in tensors:
+        shape = struct.pack(f"<I{len(spec.shape)}q", len(spec.shape), *spec.shape)
+        parts += [_string(spec.name), shape, struct.pack("<iQ", type_traits[spec.type_name].id, offset)]
+        offset += _padded(spec.n_bytes, alignment)
+    header = b"".join(parts)
+    return header + bytes(-len(header) % alignment if tensors else 0)
+
+
+def _string(text: str | bytes) -> bytes:
+    # Token texts may be any bytes; the reader hands invalid UTF-8 out as lone surrogates.
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+    return struct.pack("<Q", len(data)) + data
+
+
+def _typed_value(entry: KeyValue) -> bytes:
+    element = entry.type.removesuffix("[]")
+    if element not in _VALUE_TYPES:
+        raise InvalidArgument(f"{entry.key}: '{entry.type}' is not a type of a metadata value")
+    number, code = _VALUE_TYPES[element]
+    try:
+        if element == entry.type:
+            return struct.pack("<i", number) + (
+                _string(entry.value) if not code else struct.pack("<" + code, entry.value)
+            )
+        head = struct.pack("<iiQ", _ARRAY_ID, number, len(entry.value))
+        if not code:
+            return head + b"".join(map(_string, entry.value))
+        if isinstance(entry.value, np.ndarray):
+            return head + np.ascontiguousarray(entry.value, dtype="<" + np.dtype(code).str[1:]).tobytes()
+        return head + struct.pack(f"<{len(entry.value)}{code}", *entry.value)
+    except (struct.error, TypeError, AttributeError, OverflowError) as error:
+        raise InvalidArgument(
+            f"{entry.key}: {entry.value!r:.100} is not a value of type {entry.type}: {error}"
+        ) from None

@@ -68,10 +68,13 @@ def quantize(
 class GgufFile:
     """A read-only, validated view of a GGUF file and, where it is split, of all its shards.
 
+    metadata_only: the data section may be missing or cut. single_file: of a split model this shard alone, any of them.
     Raises `GgufError` naming the fault.
     """
 
-    def __init__(self, path: str | PathLike[str], *, metadata_only: bool = False) -> None: ...
+    def __init__(
+        self, path: str | PathLike[str], *, metadata_only: bool = False, single_file: bool = False
+    ) -> None: ...
     @property
     def metadata(self) -> dict[str, Any]:
         """Keys in file order. Strings are UTF-8 decoded with ``surrogateescape``: token texts may be any bytes."""

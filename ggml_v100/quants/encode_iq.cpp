@@ -143,28 +143,32 @@ Fit<kValues / kRowValues<Search>> fit(const Search& search, const SubBlock<kValu
   Fit<kGroups> best;
   best.scale = first_scale;
   float best_gain = 0.0f;
-  size_t best_trial = kTrials;
+  size_t best_trial = kTrials;  // stays where all weights are zero or their sums underflow
   for (size_t t = 0; t < kTrials; ++t) {
     if (!(sum_qq[t] > 0.0f && sum_xq[t] * sum_xq[t] > best_gain * sum_qq[t])) continue;
     best.scale = sum_xq[t] / sum_qq[t];
     best_gain = best.scale * sum_xq[t];
     best_trial = t;
   }
-  if (best_trial == kTrials) return best;
 
   // Once more with the scale found.
-  bool any_snapped = false;
+  bool refits[kGroups];
+  bool any_refit = false;
   for (int g = 0; g < kGroups; ++g) {
-    best.rows[g] = rows[g][best_trial];
-    any_snapped |= snapped[g][best_trial];
+    refits[g] = refit != Refit::kSnappedGroups;
+    if (best_trial < kTrials) {
+      best.rows[g] = rows[g][best_trial];
+      refits[g] = snapped[g][best_trial];
+    }
+    any_refit |= refits[g];
   }
-  if ((!any_snapped && refit != Refit::kAllGroups) || !(best.scale > 0.0f)) return best;
+  if ((!any_refit && refit != Refit::kAllGroups) || !(best.scale > 0.0f)) return best;
   const float inverse_scale = 1.0f / best.scale;
   float xq = 0.0f, qq = 0.0f;
   for (int g = 0; g < kGroups; ++g) {
     const float* magnitude = x.magnitude + g * kGroupValues;
     const float* weight = x.weight + g * kGroupValues;
-    if (snapped[g][best_trial] || refit != Refit::kSnappedGroups) {
+    if (refits[g] || refit != Refit::kSnappedGroups) {
       int key = 0;
       for (int p = 0; p < kGroupValues; ++p)
         key += static_cast<int>(nearest_digit(inverse_scale, magnitude[p], kTop)) *
@@ -306,7 +310,7 @@ void encode_iq2_xxs(const float* values, int64_t n, const float* importance, uin
       uint8_t levels[32];
       const float start = 3.0f * fit_positive(32, 4, x.magnitude, x.weight, levels);
       if (!(start > 0.0f)) continue;
-      auto f = fit(iq2_xxs_search(), x, ladder<13>(5.0f, 0.1f, start), start / 5, Refit::kAllGroups);
+      auto f = fit(iq2_xxs_search(), x, ladder<13>(5.0f, 0.1f, start), start / 3, Refit::kAllGroups);
       make_scale_positive(f, x);
       scales[static_cast<size_t>(s)] = f.scale;
       uint32_t signs = 0;

@@ -1,0 +1,257 @@
+// Encoders of IQ1_S and IQ1_M: super-blocks of 256 values; 32 or 16 values share a scale, groups of 8 become one codebook
+// row of levels -1, 0, 1, which a shift of 0.125 up or down moves off the middle.
+// Sorted values take rising levels, so two cuts and the shifts describe every sensible choice: all are tried, and judged by
+// the weighted least-squares fit. Groups that are no codebook row then snap to a neighbour. All sums are f32.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "quants/codebook_search.h"
+#include "quants/encode_blocks.h"
+#include "quants/encode_bytes.h"
+
+namespace v100 {
+
+namespace {
+
+constexpr int kBlockValues = 256;
+constexpr float kShift = 0.125f;
+
+// The three levels of a part that is shifted up or down.
+struct ShiftedLevels {
+  float level[3];
+  explicit ShiftedLevels(bool down) {
+    const float shift = down ? -kShift : kShift;
+    for (int digit = 0; digit < 3; ++digit) level[digit] = static_cast<float>(digit - 1) + shift;
+  }
+};
+
+// Values that share a scale, in kParts equal parts that each have a shift.
+template <int kValues, int kParts>
+struct SubBlock {
+  static constexpr int kGroups = kValues / 8;
+  static constexpr int kPartValues = kValues / kParts;
+
+  const float* values;
+  float weight[kValues];
+
+  // Result: value = scale * (level of its row's digit, shifted).
+  float scale = 0.0f;
+  uint32_t down = 0;  // bit p: part p is shifted down
+  int rows[kGroups];
+
+  ShiftedLevels levels_of_group(int g) const { return ShiftedLevels((down >> 8 * g / kPartValues & 1u) != 0); }
+
+  float level(int i, const TernaryCodebookSearch& search) const {
+    return levels_of_group(i / 8).level[search.digit(rows[i / 8], i % 8)];
+  }
+
+  // threshold: largest |value| that counts as nothing.
+  void encode(float threshold);
+
+ private:
+  bool split(uint8_t* digits);
+};
+
+// Tries all cuts and shifts; false where the weights leave no choice.
+template <int kValues, int kParts>
+bool SubBlock<kValues, kParts>::split(uint8_t* digits) {
+  constexpr int kCuts = kValues + 1;
+  constexpr int kLanes = 4;
+  constexpr int kPadded = (kCuts + kLanes - 1) / kLanes * kLanes;
+  constexpr int kShiftings = 1 << kParts;
+
+  int order[kValues];
+  for (int i = 0; i < kValues; ++i) {  // stable insertion sort
+    int at = i;
+    for (; at > 0 && values[order[at - 1]] > values[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
+  }
+  // Sums of each part over the values below a cut.
+  alignas(16) float below_xw[kParts][kPadded] = {}, below_w[kParts][kPadded] = {};
+  for (int j = 0; j < kValues; ++j) {
+    const int i = order[j];
+    for (int part = 0; part < kParts; ++part) {
+      const bool is_in = i / kPartValues == part;
+      below_xw[part][j + 1] = below_xw[part][j] + (is_in ? weight[i] * values[i] : 0.0f);
+      below_w[part][j + 1] = below_w[part][j] + (is_in ? weight[i] : 0.0f);
+    }
+  }
+
+  const ShiftedLevels shifted[2] = {ShiftedLevels(false), ShiftedLevels(true)};
+  float best_gain = 0.0f;
+  int best_low = -1, best_high = -1;
+  for (int low = 0; low < kCuts; ++low) {
+    for (int start = low / kLanes * kLanes; start < kCuts; start += kLanes) {
+      // High cuts start .. start + 3, all shiftings.
+      float xq[kShiftings][kLanes], qq[kShiftings][kLanes];
+      for (uint32_t s = 0; s < kShiftings; ++s)
+        for (int part = 0; part < kParts; ++part) {
+          const float* q = shifted[s >> part & 1u].level;
+          const float* sum_xw = below_xw[part];
+          const float* sum_w = below_w[part];
+          for (int lane = 0; lane < kLanes; ++lane) {
+            const float part_xq = sum_xw[low] * q[0] + (sum_xw[start + lane] - sum_xw[low]) * q[1] +
+                                  (sum_xw[kValues] - sum_xw[start + lane]) * q[2];
+            const float part_qq = sum_w[low] * q[0] * q[0] + (sum_w[start + lane] - sum_w[low]) * q[1] * q[1] +
+                                  (sum_w[kValues] - sum_w[start + lane]) * q[2] * q[2];
+            xq[s][lane] = part == 0 ? part_xq : xq[s][lane] + part_xq;
+            qq[s][lane] = part == 0 ? part_qq : qq[s][lane] + part_qq;
+          }
+        }
+      int any_better = 0;
+      for (int s = 0; s < kShiftings; ++s)
+        for (int lane = 0; lane < kLanes; ++lane)
+          any_better |= xq[s][lane] * xq[s][lane] > best_gain * qq[s][lane] ? 1 : 0;
+      if (any_better == 0) continue;
+      for (int high = std::max(low, start); high < std::min(start + kLanes, kCuts); ++high)
+        for (uint32_t s = 0; s < kShiftings; ++s) {
+          const float a = xq[s][high - start], b = qq[s][high - start];
+          if (!(b > 0.0f && a * a > best_gain * b)) continue;
+          scale = a / b;
+          best_gain = scale * a;
+          best_low = low;
+          best_high = high;
+          down = s;
+        }
+    }
+  }
+  if (best_low < 0) return false;
+  for (int j = 0; j < kValues; ++j) digits[order[j]] = j < best_low ? 0 : j < best_high ? 1 : 2;
+  if (scale < 0.0f) {
+    scale = -scale;
+    down ^= kShiftings - 1;
+    for (int i = 0; i < kValues; ++i) digits[i] = static_cast<uint8_t>(2 - digits[i]);
+  }
+  return true;
+}
+
+template <int kValues, int kParts>
+void SubBlock<kValues, kParts>::encode(float threshold) {
+  const TernaryCodebookSearch& search = iq1_search();
+  std::fill(std::begin(rows), std::end(rows), 0);
+  float largest = 0.0f;
+  for (int i = 0; i < kValues; ++i) largest = std::max(largest, std::fabs(values[i]));
+  uint8_t digits[kValues];
+  if (largest < threshold || !split(digits)) return;
+
+  bool any_snapped = false;
+  for (int g = 0; g < kGroups; ++g) {
+    int key = 0;
+    for (int p = 0; p < 8; ++p) key += digits[8 * g + p] * search.kPlaces[static_cast<size_t>(p)];
+    rows[g] = search.row_of(key);
+    if (rows[g] >= 0) continue;
+    any_snapped = true;
+    const ShiftedLevels q = levels_of_group(g);
+    TernaryCodebookSearch::Costs costs;
+    for (int p = 0; p < 8; ++p)
+      for (int digit = 0; digit < 3; ++digit) {
+        const float error = scale * q.level[digit] - values[8 * g + p];
+        costs[p][digit] = weight[8 * g + p] * error * error;
+      }
+    rows[g] = search.cheapest_neighbour(key, costs);
+  }
+  if (!any_snapped) return;
+  float xq = 0.0f, qq = 0.0f;
+  for (int i = 0; i < kValues; ++i) {
+    const float q = level(i, search);
+    xq += weight[i] * values[i] * q;
+    qq += weight[i] * q * q;
+  }
+  if (xq > 0.0f && qq > 0.0f) scale = xq / qq;
+}
+
+float mean_square(const float* values) {
+  float sum = 0.0f;
+  for (int i = 0; i < kBlockValues; ++i) sum += values[i] * values[i];
+  return sum / kBlockValues;
+}
+
+// 3-bit code c of a scale that is about d * (2 * c + 1).
+uint32_t scale_code(float scale, float inverse_d) {
+  const float wanted = 0.5f * (inverse_d * scale - 1.0f);
+  return static_cast<uint32_t>(nearest_int(std::clamp(wanted, 0.0f, 7.0f)));
+}
+
+}  // namespace
+
+void encode_iq1_s(const float* values, int64_t n, const float* importance, uint8_t* b) {
+  for (; n > 0; n -= kBlockValues, values += kBlockValues, importance += kBlockValues, b += 50) {
+    const float variance = 2.0f * mean_square(values);
+    SubBlock<32, 1> subs[8];
+    float largest = 0.0f;
+    for (int s = 0; s < 8; ++s) {
+      SubBlock<32, 1>& x = subs[s];
+      x.values = values + 32 * s;
+      for (int i = 0; i < 32; ++i)
+        x.weight[i] = importance[32 * s + i] * std::sqrt(variance + x.values[i] * x.values[i]);
+      x.encode(1e-12f);
+      largest = std::max(largest, x.scale);
+    }
+    std::memset(b, 0, 50);
+    if (!(largest > 0.0f)) continue;
+    const float d = largest / 15.0f;
+    const float inverse = 1.0f / d;
+    store_half(b, d * 1.125f);
+    for (int s = 0; s < 8; ++s) {
+      uint32_t high = (scale_code(subs[s].scale, inverse) | subs[s].down << 3) << 12;
+      for (int g = 0; g < 4; ++g) {
+        b[2 + 4 * s + g] = static_cast<uint8_t>(subs[s].rows[g]);
+        high |= static_cast<uint32_t>(subs[s].rows[g] >> 8 << 3 * g);
+      }
+      store(b + 34 + 2 * s, static_cast<uint16_t>(high));
+    }
+  }
+}
+
+void encode_iq1_m(const float* values, int64_t n, const float* importance, uint8_t* b) {
+  const TernaryCodebookSearch& search = iq1_search();
+  for (; n > 0; n -= kBlockValues, values += kBlockValues, b += 56) {
+    const float variance = 2.0f * mean_square(values);
+    SubBlock<16, 2> subs[16];
+    float largest = 0.0f;
+    for (int s = 0; s < 16; ++s) {
+      SubBlock<16, 2>& x = subs[s];
+      x.values = values + 16 * s;
+      for (int i = 0; i < 16; ++i) {
+        const float square = x.values[i] * x.values[i];
+        x.weight[i] = importance != nullptr ? importance[16 * s + i] * std::sqrt(variance + square) : square;
+      }
+      x.encode(1e-7f);
+      largest = std::max(largest, x.scale);
+    }
+    if (importance != nullptr) importance += kBlockValues;
+    std::memset(b, 0, 56);
+    if (!(largest > 0.0f)) continue;
+
+    // With all levels chosen, the super-block's scale is fitted once more.
+    float d = largest / 15.0f;
+    const float inverse = 1.0f / d;
+    uint32_t codes[16];
+    float xq = 0.0f, qq = 0.0f;
+    for (int s = 0; s < 16; ++s) {
+      codes[s] = scale_code(subs[s].scale, inverse);
+      for (int i = 0; i < 16; ++i) {
+        const float q = static_cast<float>(2 * codes[s] + 1) * subs[s].level(i, search);
+        xq += subs[s].weight[i] * subs[s].values[i] * q;
+        qq += subs[s].weight[i] * q * q;
+      }
+    }
+    if (qq > 0.0f) d = xq / qq;
+    const uint32_t d_bits = f16_from_f32(d * 1.1125f);
+    uint32_t words[4];
+    for (int i = 0; i < 4; ++i) words[i] = (d_bits >> 4 * i & 15u) << 12;
+    for (int s = 0; s < 16; ++s) {
+      words[s / 4] |= codes[s] << 3 * (s % 4);
+      for (int g = 0; g < 2; ++g) {
+        const auto row = static_cast<uint32_t>(subs[s].rows[g]);
+        b[2 * s + g] = static_cast<uint8_t>(row);
+        b[32 + s] |= static_cast<uint8_t>((row >> 8 | (subs[s].down >> g & 1u) << 3) << 4 * g);
+      }
+    }
+    for (int i = 0; i < 4; ++i) store(b + 48 + 2 * i, static_cast<uint16_t>(words[i]));
+  }
+}
+
+}  // namespace v100

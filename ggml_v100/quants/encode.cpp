@@ -33,6 +33,14 @@ constexpr std::array<RowEncoder*, kQuantTypeCount> kEncoders = [] {
   set(NVFP4, encode_nvfp4);
   set(Q1_0, encode_q1_0);
   set(Q2_0, encode_q2_0);
+  set(Q2_K, encode_q2_k);
+  set(Q3_K, encode_q3_k);
+  set(Q4_K, encode_q4_k);
+  set(Q5_K, encode_q5_k);
+  set(Q6_K, encode_q6_k);
+  set(TQ1_0, encode_tq1_0);
+  set(TQ2_0, encode_tq2_0);
+  set(IQ4_XS, encode_iq4_xs);
   return table;
 }();
 

@@ -47,6 +47,14 @@ cdef extern from "quants/types.h" namespace "v100" nogil:
 
 cdef extern from "quants/decode.h" namespace "v100" nogil:
     void decode(QuantType type, const byte* blocks, float* values, int64_t n_values) except +translate_error
+    int64_t count_non_finite(QuantType type, const byte* blocks, int64_t n_values) except +translate_error
+
+cdef extern from "quants/encode.h" namespace "v100" nogil:
+    bool encoding_needs_importance(QuantType type)
+
+cdef extern from "native_bridge.h" namespace "v100" nogil:
+    void convert_rows(QuantType source_type, const byte* source, QuantType target_type, int64_t n_rows, int64_t n_columns,
+                      const float* importance, byte* target, int32_t n_threads) except +translate_error
 
 cdef extern from "gguf/gguf.h" namespace "v100" nogil:
     cdef enum class GgufValueType(int32_t):

@@ -20,6 +20,7 @@ class CodebookSearch {
     return places;
   }();
   static constexpr int kVectors = kPlaces[kRowValues - 1] * kDigits;
+  static constexpr int kMaxDigit = kDigits - 1;
   static constexpr int kCostStride = (kDigits + 3) / 4 * 4;
   using Costs = float[kRowValues][kCostStride];  // [position][digit]; columns from kDigits on are padding
 

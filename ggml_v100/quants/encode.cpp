@@ -41,6 +41,13 @@ constexpr std::array<RowEncoder*, kQuantTypeCount> kEncoders = [] {
   set(TQ1_0, encode_tq1_0);
   set(TQ2_0, encode_tq2_0);
   set(IQ4_XS, encode_iq4_xs);
+  set(IQ1_S, encode_iq1_s);
+  set(IQ1_M, encode_iq1_m);
+  set(IQ2_XXS, encode_iq2_xxs);
+  set(IQ2_XS, encode_iq2_xs);
+  set(IQ2_S, encode_iq2_s);
+  set(IQ3_XXS, encode_iq3_xxs);
+  set(IQ3_S, encode_iq3_s);
   return table;
 }();
 

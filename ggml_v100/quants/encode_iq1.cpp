@@ -7,15 +7,17 @@
 #include <cmath>
 #include <cstring>
 
+#include "quants/block_bytes.h"
 #include "quants/codebook_search.h"
 #include "quants/encode_blocks.h"
-#include "quants/encode_bytes.h"
+#include "quants/encode_search.h"
+#include "quants/encode_weights.h"
 
 namespace v100 {
 
 namespace {
 
-constexpr int kBlockValues = 256;
+constexpr int kSuper = 256;  // values of a super-block
 constexpr float kShift = 0.125f;
 
 // The three levels of a part that is shifted up or down.
@@ -162,12 +164,6 @@ void SubBlock<kValues, kParts>::encode(float threshold) {
   if (xq > 0.0f && qq > 0.0f) scale = xq / qq;
 }
 
-float mean_square(const float* values) {
-  float sum = 0.0f;
-  for (int i = 0; i < kBlockValues; ++i) sum += values[i] * values[i];
-  return sum / kBlockValues;
-}
-
 // 3-bit code c of a scale that is about d * (2 * c + 1).
 uint32_t scale_code(float scale, float inverse_d) {
   const float wanted = 0.5f * (inverse_d * scale - 1.0f);
@@ -177,15 +173,14 @@ uint32_t scale_code(float scale, float inverse_d) {
 }  // namespace
 
 void encode_iq1_s(const float* values, int64_t n, const float* importance, uint8_t* b) {
-  for (; n > 0; n -= kBlockValues, values += kBlockValues, importance += kBlockValues, b += 50) {
-    const float variance = 2.0f * mean_square(values);
+  for (; n > 0; n -= kSuper, values += kSuper, importance += kSuper, b += 50) {
+    const float variance = 2.0f * sum_of_squares(values, kSuper) / kSuper;
     SubBlock<32, 1> subs[8];
     float largest = 0.0f;
     for (int s = 0; s < 8; ++s) {
       SubBlock<32, 1>& x = subs[s];
       x.values = values + 32 * s;
-      for (int i = 0; i < 32; ++i)
-        x.weight[i] = importance[32 * s + i] * std::sqrt(variance + x.values[i] * x.values[i]);
+      importance_weights(x.values, importance + 32 * s, 32, variance, x.weight);
       x.encode(1e-12f);
       largest = std::max(largest, x.scale);
     }
@@ -207,21 +202,21 @@ void encode_iq1_s(const float* values, int64_t n, const float* importance, uint8
 
 void encode_iq1_m(const float* values, int64_t n, const float* importance, uint8_t* b) {
   const TernaryCodebookSearch& search = iq1_search();
-  for (; n > 0; n -= kBlockValues, values += kBlockValues, b += 56) {
-    const float variance = 2.0f * mean_square(values);
+  for (; n > 0; n -= kSuper, values += kSuper, b += 56) {
+    const float variance = 2.0f * sum_of_squares(values, kSuper) / kSuper;
     SubBlock<16, 2> subs[16];
     float largest = 0.0f;
     for (int s = 0; s < 16; ++s) {
       SubBlock<16, 2>& x = subs[s];
       x.values = values + 16 * s;
-      for (int i = 0; i < 16; ++i) {
-        const float square = x.values[i] * x.values[i];
-        x.weight[i] = importance != nullptr ? importance[16 * s + i] * std::sqrt(variance + square) : square;
-      }
+      if (importance != nullptr)
+        importance_weights(x.values, importance + 16 * s, 16, variance, x.weight);
+      else
+        square_weights(x.values, 16, x.weight);
       x.encode(1e-7f);
       largest = std::max(largest, x.scale);
     }
-    if (importance != nullptr) importance += kBlockValues;
+    if (importance != nullptr) importance += kSuper;
     std::memset(b, 0, 56);
     if (!(largest > 0.0f)) continue;
 

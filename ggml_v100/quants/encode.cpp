@@ -55,13 +55,17 @@ bool has_weight(const float* importance, int64_t n) {
   return std::any_of(importance, importance + n, [](float w) { return w > 0 && std::isfinite(w); });
 }
 
-// Weights that are NaN, overflow in a sum, or vanish for all of a block that holds anything turn its scale into NaN. Such a
-// block is encoded once more as if there were no importance.
+// Weights that are NaN, overflow in a sum, or vanish wherever a block holds anything turn its scale into NaN. Such a block
+// is encoded once more as if there were no importance. Values that no scale can reach stay as they are, to be found.
 void mend_blocks(const QuantTraits& t, RowEncoder* encoder, const float* row, int64_t n_columns,
                  const float* no_importance, uint8_t* blocks) {
-  for (int64_t i = 0; i < n_columns; i += t.block_values, blocks += t.block_bytes)
-    if (!all_finite(t.type, reinterpret_cast<const std::byte*>(blocks), t.block_values))
-      encoder(row + i, t.block_values, no_importance, blocks);
+  constexpr float kLargestHalf = 65504;
+  for (int64_t i = 0; i < n_columns; i += t.block_values, blocks += t.block_bytes) {
+    const float* values = row + i;
+    if (all_finite(t.type, reinterpret_cast<const std::byte*>(blocks), t.block_values)) continue;
+    if (std::all_of(values, values + t.block_values, [](float v) { return std::fabs(v) <= kLargestHalf; }))
+      encoder(values, t.block_values, no_importance, blocks);
+  }
 }
 
 }  // namespace

@@ -330,8 +330,7 @@ void encode_iq4_xs(const float* x, int64_t n, const float* importance, uint8_t* 
           const int scale = std::clamp(nearest_int(inverse * found.scales[j]), -32, 31);
           const float sub_scale = d * static_cast<float>(scale);
           const float levels_per_unit = sub_scale != 0 ? 1.0f / sub_scale : 0.0f;
-          for (int i = 0; i < 32; ++i)
-            found.levels[32 * j + i] = nearest_non_linear(levels_per_unit * found.x[32 * j + i]);
+          nearest_non_linear(found.x + 32 * j, 32, levels_per_unit, found.levels + 32 * j);
           const auto stored = static_cast<uint32_t>(scale + 32);
           b[4 + j / 2] |= static_cast<uint8_t>((stored & 15) << 4 * (j % 2));
           high_bits |= (stored >> 4) << 2 * j;

@@ -85,22 +85,23 @@ template <class Format>
 void SubBlock<Format>::encode() {
   if (Format::kEvenSigns) make_signs_even();
   const float largest = *std::max_element(magnitude, magnitude + kValues);
-  scale = 0.0f;
-  std::fill(std::begin(rows), std::end(rows), 0);
-  if (largest > Format::kNegligible) {
-    if constexpr (Format::kStartsFromLevelSearch) {
-      uint8_t levels[kValues];
-      const float level_scale = search_positive(kValues, 4, magnitude, weight, levels);
-      if (level_scale > 0.0f) fit(3.0f * level_scale, level_scale);
-    } else {
-      fit(largest, largest / (2 * Format::Search::kMaxDigit + 1));
-    }
+  float ladder_scale = largest, first_scale = largest / (2 * Format::Search::kMaxDigit + 1);
+  if (Format::kStartsFromLevelSearch && largest > Format::kNegligible) {
+    uint8_t levels[kValues];
+    first_scale = search_positive(kValues, 4, magnitude, weight, levels);
+    ladder_scale = 3.0f * first_scale;
   }
+  std::fill(std::begin(rows), std::end(rows), 0);
+  if (!(largest > Format::kNegligible && ladder_scale > 0.0f)) {
+    scale = 0.0f;
+    std::fill(std::begin(signs), std::end(signs), uint8_t{0});
+    return;
+  }
+  fit(ladder_scale, first_scale);
   if (scale < 0.0f) {
     scale = -scale;
     for (uint8_t& s : signs) s = static_cast<uint8_t>(~s);
   }
-  if (!(scale > 0.0f)) std::fill(std::begin(signs), std::end(signs), uint8_t{0});
 }
 
 // Digit (half to even) whose level 2 * digit + 1 meets magnitude * inverse_scale; 0 for NaN.

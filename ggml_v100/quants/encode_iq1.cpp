@@ -49,16 +49,16 @@ struct SubBlock {
     return levels_of_group(i / 8).level[search.digit(rows[i / 8], i % 8)];
   }
 
-  // threshold: largest |value| that counts as nothing.
+  // Sub-blocks whose values are all below the threshold count as zero.
   void encode(float threshold);
 
  private:
-  bool split(uint8_t* digits);
+  void split(uint8_t* digits);
 };
 
-// Tries all cuts and shifts; false where the weights leave no choice.
+// Tries all cuts and shifts. Where no value has weight, levels are the highest and scale is 0.
 template <int kValues, int kParts>
-bool SubBlock<kValues, kParts>::split(uint8_t* digits) {
+void SubBlock<kValues, kParts>::split(uint8_t* digits) {
   constexpr int kCuts = kValues + 1;
   constexpr int kLanes = 4;
   constexpr int kPadded = (kCuts + kLanes - 1) / kLanes * kLanes;
@@ -83,7 +83,7 @@ bool SubBlock<kValues, kParts>::split(uint8_t* digits) {
 
   const ShiftedLevels shifted[2] = {ShiftedLevels(false), ShiftedLevels(true)};
   float best_gain = 0.0f;
-  int best_low = -1, best_high = -1;
+  int best_low = 0, best_high = 0;
   for (int low = 0; low < kCuts; ++low) {
     for (int start = low / kLanes * kLanes; start < kCuts; start += kLanes) {
       // High cuts start .. start + 3, all shiftings.
@@ -119,14 +119,12 @@ bool SubBlock<kValues, kParts>::split(uint8_t* digits) {
         }
     }
   }
-  if (best_low < 0) return false;
   for (int j = 0; j < kValues; ++j) digits[order[j]] = j < best_low ? 0 : j < best_high ? 1 : 2;
   if (scale < 0.0f) {
     scale = -scale;
     down ^= kShiftings - 1;
     for (int i = 0; i < kValues; ++i) digits[i] = static_cast<uint8_t>(2 - digits[i]);
   }
-  return true;
 }
 
 template <int kValues, int kParts>
@@ -136,7 +134,8 @@ void SubBlock<kValues, kParts>::encode(float threshold) {
   float largest = 0.0f;
   for (int i = 0; i < kValues; ++i) largest = std::max(largest, std::fabs(values[i]));
   uint8_t digits[kValues];
-  if (largest < threshold || !split(digits)) return;
+  if (largest < threshold) return;
+  split(digits);
 
   bool any_snapped = false;
   for (int g = 0; g < kGroups; ++g) {

@@ -63,6 +63,9 @@ void SubBlock<kValues, kParts>::split(uint8_t* digits) {
   constexpr int kLanes = 4;
   constexpr int kPadded = (kCuts + kLanes - 1) / kLanes * kLanes;
   constexpr int kShiftings = 1 << kParts;
+  // Equal values fit any level, and rounding decides. IQ1_M then takes the smaller scale, as a large one coarsens those of
+  // the whole super-block; IQ1_S does not, for its bytes are settled.
+  constexpr float kTie = kParts == 2 ? 1.00001f : 1.0f;
 
   int order[kValues];
   for (int i = 0; i < kValues; ++i) {  // stable insertion sort
@@ -111,6 +114,7 @@ void SubBlock<kValues, kParts>::split(uint8_t* digits) {
         for (uint32_t s = 0; s < kShiftings; ++s) {
           const float a = xq[s][high - start], b = qq[s][high - start];
           if (!(b > 0.0f && a * a > best_gain * b)) continue;
+          if (a * a <= kTie * best_gain * b && std::fabs(a) > 1.1f * std::fabs(scale) * b) continue;
           scale = a / b;
           best_gain = scale * a;
           best_low = low;

@@ -20,12 +20,12 @@ CASES = sorted(name.removeprefix("blocks/") for name in VECTORS.files if name.st
 # Type: bytes per block, offset of the f16 scale of the block, relative error of normal values (measured, rounded up).
 FORMATS = {
     "iq1_s": (50, 0, 0.51),
-    "iq1_m": (56, None, 0.46),
-    "iq2_xxs": (66, 0, 0.37),
-    "iq2_xs": (74, 0, 0.31),
-    "iq2_s": (82, 0, 0.28),
+    "iq1_m": (56, None, 0.48),
+    "iq2_xxs": (66, 0, 0.36),
+    "iq2_xs": (74, 0, 0.32),
+    "iq2_s": (82, 0, 0.27),
     "iq3_xxs": (98, 0, 0.20),
-    "iq3_s": (110, 0, 0.16),
+    "iq3_s": (110, 0, 0.15),
 }
 BLOCK_VALUES = 256
 
@@ -72,9 +72,10 @@ def test_iq1_m_is_as_accurate_as_in_the_stored_vectors(kind: str) -> None:
     stored = VECTORS[f"blocks/iq1_m/{kind}"]
     expected = weighted_error(ROWS, decode("iq1_m", stored), importance)
     found = weighted_error(ROWS, decode("iq1_m", encode("iq1_m", ROWS, importance)), importance)
-    has_ties = np.array([np.unique(row).size < 0.8 * row.size for row in ROWS])
-    assert np.all(found[~has_ties] <= 1.01 * expected[~has_ties])
-    assert np.all(found[has_ties] <= 1.1 * expected[has_ties])
+    # Without importance zeros have no weight: what they become is chance.
+    is_settled = (ROWS != 0).mean(axis=1) > 0.25 if importance is None else np.full(len(ROWS), True)
+    ratio = (found / np.maximum(expected, 1e-30))[is_settled]
+    assert np.all(ratio <= 1.01), ratio.max()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -90,8 +91,8 @@ def test_importance_moves_the_error_to_columns_without(name: str) -> None:
     rows, importance = normal_rows(2, 8), gamma_weights(3)
     with_importance = decode(name, encode(name, rows, importance))
     equal = decode(name, encode(name, rows, np.ones(1024, np.float32)))
-    assert np.all(weighted_error(rows, with_importance, importance) < weighted_error(rows, equal, importance))
-    assert np.all(weighted_error(rows, with_importance, None) > weighted_error(rows, equal, None))
+    for weights, better, worse in ((importance, with_importance, equal), (None, equal, with_importance)):
+        assert weighted_error(rows, better, weights).mean() < weighted_error(rows, worse, weights).mean()
 
 
 @pytest.mark.parametrize("name", FORMATS)

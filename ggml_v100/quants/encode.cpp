@@ -51,12 +51,15 @@ constexpr std::array<RowEncoder*, kQuantTypeCount> kEncoders = [] {
   return table;
 }();
 
-bool has_weight(const float* importance, int64_t n) {
-  return std::any_of(importance, importance + n, [](float w) { return w > 0 && std::isfinite(w); });
+// Weights below the limit keep every sum of an encoder finite.
+bool is_usable(const float* importance, int64_t n) {
+  constexpr float kLimit = 0x1p64f;
+  const bool all_good = std::all_of(importance, importance + n, [](float w) { return w >= 0 && w < kLimit; });
+  return all_good && std::any_of(importance, importance + n, [](float w) { return w > 0; });
 }
 
-// Weights that are NaN, overflow in a sum, or vanish wherever a block holds anything turn its scale into NaN. Such a block
-// is encoded once more as if there were no importance. Values that no scale can reach stay as they are, to be found.
+// Weights that vanish wherever a block holds anything turn its scale into 0 / 0. Such a block is encoded once more as if
+// there were no importance. Values that no scale can reach stay as they are, to be found.
 void mend_blocks(const QuantTraits& t, RowEncoder* encoder, const float* row, int64_t n_columns,
                  const float* no_importance, uint8_t* blocks) {
   constexpr float kLargestHalf = 65504;
@@ -91,7 +94,7 @@ void encode_rows(QuantType type, const float* rows, int64_t n_rows, int64_t n_co
   std::vector<float> equal_weights;
   if (encoding_needs_importance(type)) equal_weights.assign(static_cast<size_t>(n_columns), 1.0f);
   const float* const no_importance = equal_weights.empty() ? nullptr : equal_weights.data();
-  const bool is_weighted = importance != nullptr && has_weight(importance, n_columns);
+  const bool is_weighted = importance != nullptr && is_usable(importance, n_columns);
 
   const int64_t n_bytes = row_bytes(t, n_columns);
   auto* out = reinterpret_cast<uint8_t*>(blocks);

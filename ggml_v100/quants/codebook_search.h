@@ -1,4 +1,4 @@
-// Which rows of a codebook stand in for a vector of digits that is not one of its rows: the encoders' side of codebooks.
+// The encoders' side of the codebooks: which rows stand in for a vector that is not a row.
 #pragma once
 
 #include <array>

@@ -1,8 +1,11 @@
 // Encoders of IQ2 and IQ3: super-blocks of 256 values; 16 or 32 values share a scale, groups of 8 (IQ2) or 4 (IQ3)
 // magnitudes become one codebook row of levels 1, 3, 5, ...; signs are stored apart. Bytes of a block: decode_iq.cpp.
 //
-// A sub-block tries a ladder of scales. Under each, magnitudes round to levels, groups that are no codebook row snap to a
-// neighbour, and the weighted least-squares fit judges the outcome. Sums are f32, in the order of the values.
+// A sub-block tries a ladder of scales. Under each, magnitudes round to levels, groups that are no codebook row snap to
+// a neighbour, and the weighted least-squares fit judges the outcome. Sums are f32, in the order of the values.
+//
+// Bytes are those of ggml's quantisers but for two of their faults: their IQ3_S misplaces the bytes of sub-blocks behind
+// one of zeros, and their quotients above 2^22 become arbitrary levels (here the highest).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -47,7 +50,7 @@ struct SubBlock {
  private:
   void make_signs_even();
   void fit(float ladder_scale, float first_scale);
-  void refit(const bool (&snapped)[kGroups]);
+  void refit(const bool (&snapped)[kGroups]);  // groups that the ladder's choice had to snap
   int snap(int key, int group, float trial_scale) const;
 };
 
@@ -124,8 +127,8 @@ int SubBlock<Format>::snap(int key, int group, float trial_scale) const {
   return Format::search().cheapest_neighbour(key, costs);
 }
 
-// Sets scale and rows. The ladder's middle rung gives ladder_scale the largest level; first_scale is the scale where no rung
-// is of use: all weights zero, or sums that underflow.
+// Sets scale and rows. The ladder's middle rung gives ladder_scale the largest level; first_scale is the scale where no
+// rung is of use: all weights zero, or sums that underflow.
 template <class Format>
 void SubBlock<Format>::fit(float ladder_scale, float first_scale) {
   constexpr int kRungs = Format::kRungs;

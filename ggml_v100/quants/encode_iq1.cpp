@@ -1,7 +1,8 @@
-// Encoders of IQ1_S and IQ1_M: super-blocks of 256 values; 32 or 16 values share a scale, groups of 8 become one codebook
-// row of levels -1, 0, 1, which a shift of 0.125 up or down moves off the middle.
-// Sorted values take rising levels, so two cuts and the shifts describe every sensible choice: all are tried, and judged by
-// the weighted least-squares fit. Groups that are no codebook row then snap to a neighbour. All sums are f32.
+// Encoders of IQ1_S and IQ1_M: super-blocks of 256 values; 32 or 16 values share a scale, groups of 8 become one
+// codebook row of levels -1, 0, 1, all moved by a shift of 0.125 up or down. Bytes of a block: decode_iq.cpp.
+//
+// Sorted values take rising levels, so two cuts and the shifts describe every sensible choice: all are tried, and the
+// weighted least-squares fit judges. Groups that are no codebook row then snap to a neighbour. Sums are f32.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -63,8 +64,8 @@ void SubBlock<kValues, kParts>::split(uint8_t* digits) {
   constexpr int kLanes = 4;
   constexpr int kPadded = (kCuts + kLanes - 1) / kLanes * kLanes;
   constexpr int kShiftings = 1 << kParts;
-  // Equal values fit any level, and rounding decides. IQ1_M then takes the smaller scale, as a large one coarsens those of
-  // the whole super-block; IQ1_S does not, for its bytes are settled.
+  // Equal values fit any level, and rounding decides. IQ1_M then takes the smaller scale, as a large one coarsens the
+  // others of the super-block; IQ1_S does not, for its bytes are settled.
   constexpr float kTie = kParts == 2 ? 1.00001f : 1.0f;
 
   int order[kValues];

@@ -51,11 +51,16 @@ constexpr std::array<RowEncoder*, kQuantTypeCount> kEncoders = [] {
   return table;
 }();
 
-// Weights below the limit keep every sum of an encoder finite.
+// Weights below the limit keep every sum of an encoder finite. No early exit: the loop is vectorised.
 bool is_usable(const float* importance, int64_t n) {
   constexpr float kLimit = 0x1p64f;
-  const bool all_good = std::all_of(importance, importance + n, [](float w) { return w >= 0 && w < kLimit; });
-  return all_good && std::any_of(importance, importance + n, [](float w) { return w > 0; });
+  int32_t bad = 0, positive = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float w = importance[i];
+    bad |= !((w >= 0) & (w < kLimit));
+    positive |= w > 0;
+  }
+  return bad == 0 && positive != 0;
 }
 
 // Weights that vanish wherever a block holds anything turn its scale into 0 / 0. Such a block is encoded once more as if

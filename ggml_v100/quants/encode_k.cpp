@@ -41,15 +41,6 @@ float extreme(const float* scales, int n) {
   return found;
 }
 
-// Sums of squares of sub-blocks, each from left to right, several at a time.
-template <int sub_blocks>
-void sub_block_squares(const float* x, float* sums) {
-  constexpr int n = kSuper / sub_blocks;
-  std::fill_n(sums, sub_blocks, 0.0f);
-  for (int i = 0; i < n; ++i)
-    for (int j = 0; j < sub_blocks; ++j) sums[j] += x[j * n + i] * x[j * n + i];
-}
-
 // value = scale * level - min.
 void round_levels(const float* x, int n, float scale, float min, int max_level, uint8_t* levels) {
   if (scale == 0) return;
@@ -86,6 +77,7 @@ void pack_two_bits(const uint8_t* levels, uint8_t* bytes) {
                                       (levels[r + 96] & 3) << 6);
 }
 
+// Four bits of each level: byte r of a pair of rows holds value r of the first (low nibble) and of the second.
 void pack_four_bits(const uint8_t* levels, int row, uint8_t* bytes) {
   for (int begin = 0; begin < kSuper; begin += 2 * row)
     for (int r = 0; r < row; ++r)
@@ -149,8 +141,9 @@ void weigh_by_importance(const float* x, const float* importance, float* weights
 
 // Q4_K and Q5_K without importance: root mean square of the sub-block plus magnitude.
 void weigh_by_magnitude(const float* x, float* weights) {
-  float squares[8];
-  sub_block_squares<8>(x, squares);
+  float squares[8] = {};
+  for (int i = 0; i < 32; ++i)  // the eight sums side by side, each from left to right
+    for (int j = 0; j < 8; ++j) squares[j] += x[32 * j + i] * x[32 * j + i];
   for (int j = 0; j < 8; ++j) {
     const float root = std::sqrt(squares[j] / 32);
     for (int i = 0; i < 32; ++i) weights[32 * j + i] = root + std::fabs(x[32 * j + i]);

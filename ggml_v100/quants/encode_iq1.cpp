@@ -4,7 +4,7 @@
 // Sorted values take rising levels, so two cuts and the shifts describe every sensible choice: all are tried, and the
 // weighted least-squares fit judges. Groups that are no codebook row then snap to a neighbour. Sums are f32.
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -57,6 +57,18 @@ struct SubBlock {
   void split(uint8_t* digits);
 };
 
+// Indexes of the values from the lowest up, equal ones in their order.
+template <size_t n>
+std::array<size_t, n> ascending_order(const float* values) {
+  std::array<size_t, n> order;
+  for (size_t i = 0; i < n; ++i) {
+    size_t at = i;
+    for (; at > 0 && values[order[at - 1]] > values[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
+  }
+  return order;
+}
+
 // Tries all cuts and shifts. Where no value has weight, levels are the highest and scale is 0.
 template <int kValues, int kParts>
 void SubBlock<kValues, kParts>::split(uint8_t* digits) {
@@ -68,63 +80,73 @@ void SubBlock<kValues, kParts>::split(uint8_t* digits) {
   // others of the super-block; IQ1_S does not, for its bytes are settled.
   constexpr float kTie = kParts == 2 ? 1.00001f : 1.0f;
 
-  int order[kValues];
-  for (int i = 0; i < kValues; ++i) {  // stable insertion sort
-    int at = i;
-    for (; at > 0 && values[order[at - 1]] > values[i]; --at) order[at] = order[at - 1];
-    order[at] = i;
-  }
-  // Sums of each part over the values below a cut.
-  alignas(16) float below_xw[kParts][kPadded] = {}, below_w[kParts][kPadded] = {};
+  const auto order = ascending_order<kValues>(values);
+  // Sums of each part over the values below a cut; the padding repeats the last cut.
+  float below_xw[kParts][kPadded] = {}, below_w[kParts][kPadded] = {};
   for (int j = 0; j < kValues; ++j) {
-    const int i = order[j];
+    const size_t i = order[static_cast<size_t>(j)];
     for (int part = 0; part < kParts; ++part) {
-      const bool is_in = i / kPartValues == part;
+      const bool is_in = static_cast<int>(i) / kPartValues == part;
       below_xw[part][j + 1] = below_xw[part][j] + (is_in ? weight[i] * values[i] : 0.0f);
       below_w[part][j + 1] = below_w[part][j] + (is_in ? weight[i] : 0.0f);
     }
   }
 
+  for (int part = 0; part < kParts; ++part) {
+    std::fill(below_xw[part] + kCuts, below_xw[part] + kPadded, below_xw[part][kValues]);
+    std::fill(below_w[part] + kCuts, below_w[part] + kPadded, below_w[part][kValues]);
+  }
+  // Contributions of the values above a cut, which take the highest level, by shift.
   const ShiftedLevels shifted[2] = {ShiftedLevels(false), ShiftedLevels(true)};
+  float above_xq[kParts][2][kPadded], above_qq[kParts][2][kPadded];
+  for (int part = 0; part < kParts; ++part)
+    for (int shift = 0; shift < 2; ++shift)
+      for (int cut = 0; cut < kPadded; ++cut) {
+        const float q = shifted[shift].level[2];
+        above_xq[part][shift][cut] = (below_xw[part][kValues] - below_xw[part][cut]) * q;
+        above_qq[part][shift][cut] = (below_w[part][kValues] - below_w[part][cut]) * q * q;
+      }
+
   float best_gain = 0.0f;
   int best_low = 0, best_high = 0;
   for (int low = 0; low < kCuts; ++low) {
-    for (int start = low / kLanes * kLanes; start < kCuts; start += kLanes) {
-      // High cuts start .. start + 3, all shiftings.
-      float xq[kShiftings][kLanes], qq[kShiftings][kLanes];
-      for (uint32_t s = 0; s < kShiftings; ++s)
-        for (int part = 0; part < kParts; ++part) {
-          const float* q = shifted[s >> part & 1u].level;
-          const float* sum_xw = below_xw[part];
-          const float* sum_w = below_w[part];
-          for (int lane = 0; lane < kLanes; ++lane) {
-            const float part_xq = sum_xw[low] * q[0] + (sum_xw[start + lane] - sum_xw[low]) * q[1] +
-                                  (sum_xw[kValues] - sum_xw[start + lane]) * q[2];
-            const float part_qq = sum_w[low] * q[0] * q[0] + (sum_w[start + lane] - sum_w[low]) * q[1] * q[1] +
-                                  (sum_w[kValues] - sum_w[start + lane]) * q[2] * q[2];
-            xq[s][lane] = part == 0 ? part_xq : xq[s][lane] + part_xq;
-            qq[s][lane] = part == 0 ? part_qq : qq[s][lane] + part_qq;
-          }
+    const int start = low / kLanes * kLanes;  // the loops along high cuts are vectors without remainder
+    float part_xq[kParts][2][kPadded], part_qq[kParts][2][kPadded];
+    for (int part = 0; part < kParts; ++part)
+      for (int shift = 0; shift < 2; ++shift) {
+        const float* q = shifted[shift].level;
+        const float low_xw = below_xw[part][low], low_w = below_w[part][low];
+        const float low_xq = low_xw * q[0], low_qq = low_w * q[0] * q[0];
+        for (int high = start; high < kPadded; ++high) {
+          part_xq[part][shift][high] = low_xq + (below_xw[part][high] - low_xw) * q[1] + above_xq[part][shift][high];
+          part_qq[part][shift][high] =
+              low_qq + (below_w[part][high] - low_w) * q[1] * q[1] + above_qq[part][shift][high];
         }
-      int any_better = 0;
-      for (int s = 0; s < kShiftings; ++s)
-        for (int lane = 0; lane < kLanes; ++lane)
-          any_better |= xq[s][lane] * xq[s][lane] > best_gain * qq[s][lane] ? 1 : 0;
-      if (any_better == 0) continue;
-      for (int high = std::max(low, start); high < std::min(start + kLanes, kCuts); ++high)
-        for (uint32_t s = 0; s < kShiftings; ++s) {
-          const float a = xq[s][high - start], b = qq[s][high - start];
-          if (!(b > 0.0f && a * a > best_gain * b)) continue;
-          if (a * a <= kTie * best_gain * b && std::fabs(a) > 1.1f * std::fabs(scale) * b) continue;
-          scale = a / b;
-          best_gain = scale * a;
-          best_low = low;
-          best_high = high;
-          down = s;
-        }
-    }
+      }
+    const auto xq = [&](int s, int high) {
+      return kParts == 1 ? part_xq[0][s][high] : part_xq[0][s % 2][high] + part_xq[kParts - 1][s / 2][high];
+    };
+    const auto qq = [&](int s, int high) {
+      return kParts == 1 ? part_qq[0][s][high] : part_qq[0][s % 2][high] + part_qq[kParts - 1][s / 2][high];
+    };
+    int any_better = 0;
+    for (int s = 0; s < kShiftings; ++s)
+      for (int high = start; high < kPadded; ++high)
+        any_better |= xq(s, high) * xq(s, high) > best_gain * qq(s, high) ? 1 : 0;
+    if (any_better == 0) continue;
+    for (int high = low; high < kCuts; ++high)
+      for (int s = 0; s < kShiftings; ++s) {
+        const float a = xq(s, high), b = qq(s, high);
+        if (!(b > 0.0f && a * a > best_gain * b)) continue;
+        if (a * a <= kTie * best_gain * b && std::fabs(a) > 1.1f * std::fabs(scale) * b) continue;
+        scale = a / b;
+        best_gain = scale * a;
+        best_low = low;
+        best_high = high;
+        down = static_cast<uint32_t>(s);
+      }
   }
-  for (int j = 0; j < kValues; ++j) digits[order[j]] = j < best_low ? 0 : j < best_high ? 1 : 2;
+  for (int j = 0; j < kValues; ++j) digits[order[static_cast<size_t>(j)]] = j < best_low ? 0 : j < best_high ? 1 : 2;
   if (scale < 0.0f) {
     scale = -scale;
     down ^= kShiftings - 1;

@@ -4,8 +4,8 @@
 // A sub-block tries a ladder of scales. Under each, magnitudes round to levels, groups that are no codebook row snap to
 // a neighbour, and the weighted least-squares fit judges the outcome. Sums are f32, in the order of the values.
 //
-// Bytes are those of ggml's quantisers but for two of their faults: their IQ3_S misplaces the bytes of sub-blocks behind
-// one of zeros, and their quotients above 2^22 become arbitrary levels (here the highest).
+// Bytes are those of ggml's quantisers but for two of their faults: IQ3_S misplaces the bytes of sub-blocks behind one
+// of zeros, and quotients above 2^22 become arbitrary levels (here the highest).
 #include <algorithm>
 #include <bit>
 #include <cmath>

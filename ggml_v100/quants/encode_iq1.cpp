@@ -190,10 +190,10 @@ void SubBlock<kValues, kParts>::encode(float threshold) {
   if (xq > 0.0f && qq > 0.0f) scale = xq / qq;
 }
 
-// 3-bit code c of a scale that is about d * (2 * c + 1).
+// 3-bit code c of a scale that is about d * (2 * c + 1); 0 for NaN.
 uint32_t scale_code(float scale, float inverse_d) {
   const float wanted = 0.5f * (inverse_d * scale - 1.0f);
-  return static_cast<uint32_t>(nearest_int(std::clamp(wanted, 0.0f, 7.0f)));
+  return wanted > 0.0f ? static_cast<uint32_t>(nearest_int(std::min(wanted, 7.0f))) : 0;
 }
 
 }  // namespace

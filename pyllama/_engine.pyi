@@ -54,9 +54,9 @@ def convert_rows(
 ) -> NDArray[np.uint8]:
     """Rows of `n_columns` values in another type, as the reference quantisers of the GGUF formats encode them.
 
-    data: a C-contiguous buffer of whole rows. importance: one weight per column; without effect where the type has no use
-    for it, where none is positive, and on blocks that it would make NaN. n_threads: 0 is one per core; the bytes do not
-    depend on it. Raises `InvalidArgument`.
+    data: a C-contiguous buffer of whole rows. importance: one weight per column; ignored by types that have no use for
+    it, when none is positive or one is negative or not finite, and for blocks that it would make NaN. n_threads: 0 is
+    one per core; the bytes do not depend on it. Raises `InvalidArgument`.
     """
 
 def quantize(

@@ -39,20 +39,25 @@ class Events:
     """What happens to the models, for everybody who listens at `/models/sse`."""
 
     def __init__(self) -> None:
-        self._listeners: set[asyncio.Queue[bytes]] = set()
+        self._listeners: set[asyncio.Queue[bytes | None]] = set()
 
     def publish(self, model: str, event: str, data: dict[str, Any]) -> None:
         for listener in self._listeners:
             listener.put_nowait(sse_event({"model": model, "event": event, "data": data}))
 
+    def close(self) -> None:
+        """End the streams of all who listen."""
+        for listener in self._listeners:
+            listener.put_nowait(None)
+
     async def listen(self, first: list[bytes]) -> AsyncIterator[bytes]:
-        listener: asyncio.Queue[bytes] = asyncio.Queue()
+        listener: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._listeners.add(listener)
         try:
             for event in first:
                 yield event
-            while True:
-                yield await listener.get()
+            while (event := await listener.get()) is not None:
+                yield event
         finally:
             self._listeners.remove(listener)
 
@@ -99,6 +104,12 @@ class RouterState:
             raise ServerFault(str(error)) from None
         self.pool.replace_models(models)
         self.events.publish("*", "models_reload", {})
+
+    async def close(self) -> None:
+        """End the children, and with them what they serve."""
+        self.events.close()
+        await self.pool.close()
+        await self.forwarder.close()
 
     def load_on_startup(self) -> None:
         for name, entry in self.pool.entries.items():
@@ -258,8 +269,7 @@ def create_router_app(state: RouterState) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.load_on_startup()
         yield
-        await state.pool.close()
-        await state.forwarder.close()
+        await state.close()
 
     prefix = settings.api_prefix
     app = Starlette(

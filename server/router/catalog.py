@@ -12,7 +12,7 @@ from pathlib import Path
 from pyllama.download.cache import gguf_paths, model_cache
 from pyllama.download.selection import is_model, shards_of
 from pyllama.options.sources import Assignment
-from pyllama.server.router.presets import CatalogError, Preset, child_arguments, merged, read_presets
+from pyllama.server.router.presets import STOP_TIMEOUT, CatalogError, Preset, child_arguments, merged, read_presets
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -32,7 +32,7 @@ class CatalogModel:
     aliases: tuple[str, ...] = ()
     file: Path | None = None
     loads_on_startup: bool = False
-    stop_timeout: int = 10
+    stop_timeout: int = STOP_TIMEOUT
     preset_text: str = ""
     is_hidden: bool = False
 

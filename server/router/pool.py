@@ -173,7 +173,10 @@ class Pool:
         entry.is_asked = False
         if entry.is_queued:
             self._dequeue(entry)
-        entry.settle(ServerFault(f"model '{entry.model.name}' was unloaded"))
+        if self._is_closing:
+            entry.settle(Unavailable("the server is shutting down"))
+        else:
+            entry.settle(ServerFault(f"model '{entry.model.name}' was unloaded"))
         if entry.instance is not None:
             entry.instance.stop(entry.model.stop_timeout)
 

@@ -15,6 +15,7 @@ from pyllama.options.sources import EVERY, HEAD, Assignment, Source, config_name
 from pyllama.options.values import parse_bool, parse_value
 
 TOOL = "llama-server"
+STOP_TIMEOUT: int = next(option.default for option in options_of(TOOL) if option.dest == "stop_timeout")
 
 # What the router decides for itself or sets for its children.
 OWN_OPTIONS = frozenset({
@@ -35,7 +36,7 @@ class Preset:
 
     aliases: tuple[str, ...] = ()
     loads_on_startup: bool = False
-    stop_timeout: int = 10
+    stop_timeout: int = STOP_TIMEOUT
     hides_cached_twin: bool = False
     assignments: tuple[Assignment, ...] = ()
     text: str = ""
@@ -70,7 +71,7 @@ def _preset(path: Path, every: Mapping[str, str], keys: Mapping[str, str]) -> Pr
     return Preset(
         aliases=_value(own["alias"]) if "alias" in own else (),
         loads_on_startup=is_on("load_on_startup"),
-        stop_timeout=_value(given["stop_timeout"]) if "stop_timeout" in given else Preset.stop_timeout,
+        stop_timeout=_value(given["stop_timeout"]) if "stop_timeout" in given else STOP_TIMEOUT,
         hides_cached_twin=is_on("dedup_cache_models"),
         assignments=tuple(merged(layers)),
         text="".join(f"{key} = {value}\n" for key, value in keys.items()),

@@ -54,8 +54,7 @@ async def _serve(state: RouterState, listeners: list[Listener]) -> int:
     http = HttpServer(create_router_app(state))
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []
-    # The children end at once, and with them what they serve.
-    http.end_on_signals(loop, lambda: ending.append(loop.create_task(state.pool.close())))
+    http.end_on_signals(loop, lambda: ending.append(loop.create_task(state.close())))
     log.info("no model is given: serving the %d models that are known here", len(state.pool.entries))
     announce(state.settings, listeners)
     await http.serve(sockets=[listener.socket for listener in listeners])

@@ -17,6 +17,7 @@ import pytest
 from real_process import ServerProcess
 from support_app import parse_events
 
+from support.hub_server import running_hub
 from support.tiny_llama import write_tiny_llama
 
 pytest.importorskip("pyllama._engine", reason="needs the native module")
@@ -38,7 +39,7 @@ def start_router(folder: Path, models: Path, *arguments: str) -> ServerProcess:
     """Every model with one thread and little context; the cache is empty."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("HF_"):
+            if name.startswith("HF_") and name != "HF_ENDPOINT":
                 patch.delenv(name)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         router = ServerProcess(folder, "--models-dir", str(models), "-t", "1", "-c", "1024", *arguments)
@@ -330,3 +331,24 @@ def test_no_child_outlives_the_router(launch: Callable[..., ServerProcess], numb
         router.process.send_signal(number)
         assert router.wait_exit(15) == (0 if number == signal.SIGTERM else -number)
     wait_for(lambda: not any(map(is_alive, pids)), 10)
+
+
+def test_a_model_is_downloaded_served_and_deleted(
+    launch: Callable[..., ServerProcess], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    with running_hub() as hub:
+        hub.repos["user/tiny"] = {"tiny-F32.gguf": (models / "a.gguf").read_bytes()}
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        router = launch()
+        assert "user/none" in message(router.post("/models", {"model": "user/none"}), 400)
+        assert router.post("/models", {"model": "user/tiny:f32"}).json() == {"success": True}
+        wait_for(lambda: statuses(router).get("user/tiny:F32") == "unloaded")
+    assert "exists already" in message(router.post("/models", {"model": "user/tiny:F32"}), 400)
+    answer = router.post("/completion", {**BODY, "model": "user/tiny:f32"}).json()
+    assert answer["model"] == "user/tiny:F32"
+    assert httpx.delete(router.url + "/models", params={"model": "user/tiny:F32"}).json() == {"success": True}
+    assert "user/tiny:F32" not in statuses(router)
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size > 1000] == []

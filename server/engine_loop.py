@@ -85,7 +85,7 @@ class EngineLoop:
         self._waiting: list[list[Generation]] = []
         self._events: list[Event] = []
         self._n_arrivals = 0
-        self._n_releases = 0
+        self._n_uses = 0
         self._has_stepped = True  # since the last time that a sequence gave way
         self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
@@ -153,6 +153,7 @@ class EngineLoop:
             self._engine.clear(slot.id)
             raise InvalidArgument(f"the state is not that of {len(tokens)} tokens")
         slot.tokens = tokens
+        self._mark_used(slot)
 
     def erase_slot(self, slot: Slot) -> int:
         """For `on_idle_slot`: the number of tokens that the slot forgets."""
@@ -519,10 +520,13 @@ class EngineLoop:
     def _release(self, slot: Slot) -> None:
         generation, slot.generation = slot.generation, None
         generation.is_done = True
-        self._n_releases += 1
-        slot.last_used = self._n_releases
+        self._mark_used(slot)
         if generation.parent is not None:
             self._clear(slot)
+
+    def _mark_used(self, slot: Slot) -> None:
+        self._n_uses += 1
+        slot.last_used = self._n_uses
 
     # ---- when things go wrong
 

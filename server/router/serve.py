@@ -24,6 +24,8 @@ FAKE_SECONDS = 2.0
 
 def serve_router(options: Options, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Until a signal ends it. Returns the exit code; raises `SettingsError` or `CatalogError`."""
+    if options.given("alias"):
+        log.warning("--alias has no effect without a model; a preset file gives aliases")
     settings = settings_from_options(options, "none")
     sources = Sources(environ, options.models_dir, options.models_preset, command_line(argv))
     try:

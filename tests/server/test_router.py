@@ -53,7 +53,9 @@ def router(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     folder = tmp_path_factory.mktemp("router")
     (folder / "slots").mkdir()
     preset = folder / "preset.ini"
-    preset.write_text(f"[x]\nmodel = {models}/a.gguf\nalias = first,extra\nmetrics = 1\nparallel = 1\n")
+    preset.write_text(
+        f"[x]\nmodel = {models}/a.gguf\nalias = first,extra\nmetrics = 1\nparallel = 1\nstop-timeout = 1\n"
+    )
     process = start_router(
         folder, models, "--models-preset", str(preset), "--models-max", "2", "--slot-save-path", str(folder / "slots")
     )
@@ -283,6 +285,19 @@ def test_a_child_that_is_killed_is_reported_and_started_again(router: ServerProc
     assert "did not answer" in message(results[0], 500)
     wait_status(router, "x", "unloaded")
     assert router.post("/completion", {**BODY, "model": "x"}).status_code == 200
+
+
+def test_a_child_that_hangs_is_killed_when_its_time_to_stop_is_over(router: ServerProcess) -> None:
+    router.post("/models/unload", {"model": "x"})
+    wait_status(router, "x", "unloaded")
+    before = set(children(router))
+    router.post("/tokenize", {"model": "x", "content": "x"})
+    (pid,) = set(children(router)) - before
+    os.kill(pid, signal.SIGSTOP)
+    router.post("/models/unload", {"model": "x"})
+    wait_status(router, "x", "unloaded")
+    assert not is_alive(pid)
+    assert "did not end within 1 seconds and is killed" in router.log
 
 
 # ---- routers of their own

@@ -51,7 +51,6 @@ class Sources:
         every, presets = Preset(), dict[str, Preset]()
         if self.models_preset:
             every, presets = read_presets(Path(self.models_preset))
-        presets = {upper_quant(name): preset for name, preset in presets.items()}
         cached = model_cache(self.environ).models()
         found: dict[str, CatalogModel] = {}
         for source, files in (("cache", cached), ("models_dir", self._folder_models())):
@@ -59,9 +58,12 @@ class Sources:
                 if name in found:
                     raise CatalogError(f"two models are called {name}: {found[name].file} and {file}")
                 found[name] = self._model(name, source, every, file)
-        for name, preset in presets.items():
+        for section, preset in presets.items():
+            name = upper_quant(section)
+            if name in found and found[name].source == "preset":
+                raise CatalogError(f"{self.models_preset}: two sections are called {name}")
             found[name] = self._preset_model(name, preset, found.get(name))
-            twin = _cached_twin(found[name], preset, cached)
+            twin = _cached_twin(preset, cached)
             if preset.hides_cached_twin and twin != name and twin in found:
                 found[twin] = replace(found[twin], is_hidden=True)
         _check_aliases(found.values())
@@ -123,7 +125,7 @@ def _folder_files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield stem.removesuffix(f"-00001-of-{len(shards_of(entry.name)):05}"), entry
 
 
-def _cached_twin(model: CatalogModel, preset: Preset, cached: Mapping[str, Path]) -> str:
+def _cached_twin(preset: Preset, cached: Mapping[str, Path]) -> str:
     """The name in the cache of what a preset loads, or empty."""
     if repo := preset.value("hf_repo"):
         return upper_quant(repo)

@@ -163,6 +163,7 @@ def test_a_section_called_like_a_known_model_gives_it_options(tmp_path: Path, fo
         ("[x]\nmodel = a\nmetrics = maybe", "metrics: expected one of"),
         ("[x]\nmodel = a\nstop-timeout = soon", "stop-timeout: expected an integer"),
         ("[x]\nmodel = a\nstop-timeout = -1", "at least 0"),
+        ("[u/m:q8_0]\n[u/m:Q8_0]\n", "two sections are called u/m:Q8_0"),
         ("[x\nmodel = a", "preset.ini"),
         ("words", "preset.ini"),
     ],

@@ -209,6 +209,8 @@ class Engine:
 
     n_threads / n_threads_batch: threads for passes of at most / more than 64 rows; 0 = all cores / as n_threads.
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
+    thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
+    thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
 
@@ -232,6 +234,9 @@ class Engine:
         yarn_attn_factor: float = -1.0,
         yarn_beta_fast: float = -1.0,
         yarn_beta_slow: float = -1.0,
+        thread_cpus: Sequence[Sequence[int]] = (),
+        thread_priority: int = 0,
+        thread_poll: int = 50,
     ) -> None: ...
     @property
     def n_ctx(self) -> int: ...

@@ -447,8 +447,12 @@ cdef class Engine:
                  int32_t n_ubatch=512, int32_t n_threads=0, int32_t n_threads_batch=0, str type_k="f16", str type_v="f16",
                  str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
                  double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
-                 double yarn_beta_slow=-1.0):
+                 double yarn_beta_slow=-1.0, thread_cpus=(), int32_t thread_priority=0, int32_t thread_poll=50):
         cdef native.EngineParams params
+        for cpus in thread_cpus:
+            params.threads.cpus.push_back(token_vector(cpus))
+        params.threads.priority = thread_priority
+        params.threads.poll = thread_poll
         params.n_ctx = n_ctx
         params.n_seq_max = n_seq_max
         params.n_batch = n_batch

@@ -174,6 +174,10 @@ cdef extern from "sampling/sampler.h" namespace "v100" nogil:
         void reset() except +translate_error
 
 cdef extern from "engine/engine.h" namespace "v100" nogil:
+    cdef cppclass ThreadSettings:
+        vector[vector[int32_t]] cpus
+        int32_t priority
+        int32_t poll
     cdef cppclass EngineParams:
         int32_t n_ctx
         int32_t n_seq_max
@@ -181,6 +185,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_ubatch
         int32_t n_threads
         int32_t n_threads_batch
+        ThreadSettings threads
         string type_k
         string type_v
         RopeSettings rope

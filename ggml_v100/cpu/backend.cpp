@@ -30,7 +30,7 @@ constexpr int64_t kParallelValues = 32 << 10;  // element-wise work below this s
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(const Kernels& kernels, int32_t n_threads) : kernels_(kernels), pool_(n_threads) {}
+  CpuOps(const Kernels& kernels, const ThreadSettings& threads) : kernels_(kernels), pool_(threads) {}
 
   Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
 
@@ -162,8 +162,8 @@ class CpuBackend final : public Backend {
     return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
-    return std::make_unique<CpuOps>(kernels_, n_threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
+    return std::make_unique<CpuOps>(kernels_, threads);
   }
 
  private:

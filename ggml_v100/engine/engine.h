@@ -29,6 +29,7 @@ struct EngineParams {
   int32_t n_ubatch;         // rows of one forward pass
   int32_t n_threads;        // 0 = all cores
   int32_t n_threads_batch;  // 0 = n_threads
+  ThreadSettings threads;   // processors, priority and patience; the count is the larger of the two above
   std::string type_k, type_v;
   RopeSettings rope;
 };

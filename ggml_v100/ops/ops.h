@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/thread_settings.h"
 #include "ops/kv.h"
 #include "quants/types.h"
 #include "tensor/tensor.h"
@@ -167,8 +168,8 @@ class Backend {
                                                           const std::byte* rows, ThreadPool& pool) const = 0;
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
-  // n_threads: the most that set_threads may ask for.
-  virtual std::unique_ptr<Ops> create_ops(int32_t n_threads) const = 0;
+  // threads.count is the most that set_threads may ask for. Throws InvalidArgument for settings the system refuses.
+  virtual std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const = 0;
 };
 
 }  // namespace v100

@@ -59,7 +59,7 @@ float dot_integer(const IntegerRows& w, int64_t n, int32_t in_features, const Qu
 
 class ReferenceOps final : public Ops {
  public:
-  explicit ReferenceOps(int32_t n_threads) : pool_(n_threads) {}
+  explicit ReferenceOps(const ThreadSettings& threads) : pool_(threads) {}
 
   Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
 
@@ -254,8 +254,8 @@ class ReferenceBackend final : public Backend {
     return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
-    return std::make_unique<ReferenceOps>(n_threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
+    return std::make_unique<ReferenceOps>(threads);
   }
 };
 

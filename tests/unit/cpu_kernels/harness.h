@@ -22,8 +22,8 @@ struct Pair {
   explicit Pair(std::string_view instruction_set, int32_t threads)
       : fast(create_cpu_backend(instruction_set)),
         plain(create_reference_backend()),
-        fast_ops(fast->create_ops(threads)),
-        plain_ops(plain->create_ops(1)),
+        fast_ops(fast->create_ops({.count = threads})),
+        plain_ops(plain->create_ops({.count = 1})),
         pool(threads) {}
   std::unique_ptr<Backend> fast, plain;
   std::unique_ptr<Ops> fast_ops, plain_ops;

@@ -53,7 +53,7 @@ def numa_nodes(nodes: Path = NODES) -> list[set[int]]:
 def thread_cpus(
     *, mask: str = "", cpu_range: str = "", strict: bool = False, numa: str | None = None, nodes: Path = NODES
 ) -> Sequence[Sequence[int]]:
-    """`mask` and `cpu_range` add up. strict: one processor per thread. numa: ``distribute`` deals the threads out to the
+    """`mask` and `cpu_range` add up. strict: one processor per thread. numa: ``distribute`` deals threads out to the
     nodes in turn, ``isolate`` keeps them on the node this thread runs on, ``numactl`` on what the process was given.
 
     Raises `InvalidArgument` for text that cannot be read and for processors this process may not use.

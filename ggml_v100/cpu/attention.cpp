@@ -84,14 +84,20 @@ class Attention {
   bool attend_page(const Unit& unit, int32_t page, const Scratch& scratch);
   void score_page(const Unit& unit, const std::byte* base, RowRange keys, const Scratch& scratch);
   void weigh_values(const Unit& unit, const std::byte* base, int32_t page, RowRange keys, const Scratch& scratch);
+  // Few queries widen quantised keys and values in registers as they meet them; more share a decoded copy.
+  bool reads_in_place(const Unit& unit) const {
+    return unit.heads * (unit.rows.end - unit.rows.begin) <= kernels_.dense_rows;
+  }
   // Values from token `first` of the page on, rows of padded_v elements.
   struct ValueRows {
     const std::byte* rows;
+    const uint16_t* scales;
     ElementType element;
     size_t row_bytes;
+    int64_t stride;  // row_bytes in the unit of a dense product
     int32_t first;
   };
-  ValueRows read_values(const std::byte* base, int32_t kv_head, RowRange keys, const Scratch& scratch);
+  ValueRows read_values(const Unit& unit, const std::byte* base, RowRange keys, const Scratch& scratch);
   void add_values(const ValueRows& values, int32_t first_query, int32_t queries, RowRange keys, const Scratch& scratch);
   void write_result(const Unit& unit, int32_t query, const PageResult& result, const float* o);
 
@@ -297,10 +303,18 @@ void Attention::score_page(const Unit& unit, const std::byte* base, RowRange key
         element = ElementType::bf16;
         break;
       case QuantType::Q8_0:
+        if (reads_in_place(unit)) {
+          element = ElementType::q8_0_keys;
+          break;
+        }
         kernels_.decode_keys_q8(reinterpret_cast<const int8_t*>(codes), scales, dim_k_, scratch.keys);
         w = scratch.keys;
         break;
       case QuantType::Q4_0:
+        if (reads_in_place(unit)) {
+          element = ElementType::q4_0_keys;
+          break;
+        }
         kernels_.decode_keys_q4(reinterpret_cast<const uint8_t*>(codes), scales, dim_k_, scratch.keys);
         w = scratch.keys;
         break;
@@ -308,6 +322,7 @@ void Attention::score_page(const Unit& unit, const std::byte* base, RowRange key
         break;
     }
     kernels_.dense_dot[static_cast<int32_t>(element)]({.w = w,
+                                                       .scales = scales,
                                                        .w_stride = kKeyTileTokens,
                                                        .x = scratch.q,
                                                        .x_stride = dim_k_,
@@ -330,7 +345,7 @@ void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t pa
   const int32_t step = traits(layer_.shape.type_v).is_quantized ? kKeyTileTokens : kPageTokens;  // decoded at a time
   for (int32_t start = keys.begin / step * step; start < keys.end; start += step) {
     const ValueRows values =
-        read_values(base, unit.kv_head, {std::max(keys.begin, start), std::min(keys.end, start + step)}, scratch);
+        read_values(unit, base, {std::max(keys.begin, start), std::min(keys.end, start + step)}, scratch);
     for (int32_t first = 0; first < rows; first += tile_rows) {
       const int32_t count = std::min(tile_rows, rows - first);
       const auto seen = [&](int32_t i) {
@@ -353,39 +368,46 @@ void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t pa
 }
 
 // The value rows of the keys as elements a dense product reads: in place, or decoded.
-Attention::ValueRows Attention::read_values(const std::byte* base, int32_t kv_head, RowRange keys,
+Attention::ValueRows Attention::read_values(const Unit& unit, const std::byte* base, RowRange keys,
                                             const Scratch& scratch) {
-  const std::byte* head = base + page_.values(kv_head);
-  const auto codes = [&](int32_t j) { return head + static_cast<size_t>(j) * page_.value_row_bytes(); };
-  const auto* scales = reinterpret_cast<const uint16_t*>(head + page_.value_scales());
-  const auto blocks = static_cast<size_t>(dim_v_ / 32);
-  switch (layer_.shape.type_v) {
-    case QuantType::F16:
-      return {codes(keys.begin), ElementType::f16, page_.value_row_bytes(), keys.begin};
-    case QuantType::BF16:
-      return {codes(keys.begin), ElementType::bf16, page_.value_row_bytes(), keys.begin};
-    case QuantType::Q8_0:
-    case QuantType::Q4_0:
-      for (int32_t j = keys.begin; j < keys.end; ++j) {
-        float* out = scratch.values + int64_t{j - keys.begin} * padded_v_;
-        const uint16_t* row_scales = scales + static_cast<size_t>(j) * blocks;
-        if (layer_.shape.type_v == QuantType::Q8_0)
-          kernels_.decode_values_q8(reinterpret_cast<const int8_t*>(codes(j)), row_scales, dim_v_, out);
-        else
-          kernels_.decode_values_q4(reinterpret_cast<const uint8_t*>(codes(j)), row_scales, dim_v_, out);
-      }
-      return {reinterpret_cast<const std::byte*>(scratch.values), ElementType::f32,
-              static_cast<size_t>(padded_v_) * sizeof(float), keys.begin};
-    default:
-      return {codes(keys.begin), ElementType::f32, page_.value_row_bytes(), keys.begin};
+  const std::byte* head = base + page_.values(unit.kv_head);
+  const size_t row_bytes = page_.value_row_bytes();
+  const std::byte* rows = head + static_cast<size_t>(keys.begin) * row_bytes;
+  const QuantType type = layer_.shape.type_v;
+  if (!traits(type).is_quantized) {
+    const ElementType element = type == QuantType::F16    ? ElementType::f16
+                                : type == QuantType::BF16 ? ElementType::bf16
+                                                          : ElementType::f32;
+    return {rows, nullptr, element, row_bytes, padded_v_, keys.begin};
   }
+  const int32_t blocks = dim_v_ / 32;
+  const auto* scales = reinterpret_cast<const uint16_t*>(head + page_.value_scales()) + keys.begin * blocks;
+  const bool q8 = type == QuantType::Q8_0;
+  if (reads_in_place(unit))
+    return {rows,
+            scales,
+            q8 ? ElementType::q8_0_values : ElementType::q4_0_values,
+            row_bytes,
+            static_cast<int64_t>(row_bytes),
+            keys.begin};
+  for (int32_t j = 0; j < keys.end - keys.begin; ++j) {
+    const std::byte* codes = rows + static_cast<size_t>(j) * row_bytes;
+    float* out = scratch.values + int64_t{j} * padded_v_;
+    if (q8)
+      kernels_.decode_values_q8(reinterpret_cast<const int8_t*>(codes), scales + j * blocks, dim_v_, out);
+    else
+      kernels_.decode_values_q4(reinterpret_cast<const uint8_t*>(codes), scales + j * blocks, dim_v_, out);
+  }
+  return {reinterpret_cast<const std::byte*>(scratch.values), nullptr,   ElementType::f32,
+          static_cast<size_t>(padded_v_) * sizeof(float),     padded_v_, keys.begin};
 }
 
 void Attention::add_values(const ValueRows& values, int32_t first_query, int32_t queries, RowRange keys,
                            const Scratch& scratch) {
   kernels_.dense_dot[static_cast<int32_t>(values.element)](
       {.w = values.rows + static_cast<size_t>(keys.begin - values.first) * values.row_bytes,
-       .w_stride = padded_v_,
+       .scales = values.scales == nullptr ? nullptr : values.scales + (keys.begin - values.first) * (dim_v_ / 32),
+       .w_stride = values.stride,
        .x = scratch.s + int64_t{first_query} * kPageTokens + keys.begin,
        .x_stride = kPageTokens,
        .y = scratch.page_o + int64_t{first_query} * padded_v_,

@@ -12,13 +12,16 @@
 
 namespace v100::cpu {
 
-enum class ElementType : int32_t { f32, f16, bf16 };
-inline constexpr int32_t kElementTypes = 3;
+// What a dense product reads. The quantised ones are parts of a KV page (kv_page.h): codes with their scales apart, widened
+// in registers. Keys: 64 columns, scales [k / 32][64]. Values: scales [k][columns / 32].
+enum class ElementType : int32_t { f32, f16, bf16, q8_0_keys, q4_0_keys, q8_0_values, q4_0_values };
+inline constexpr int32_t kElementTypes = 7;
 
 // Operands of a dense product y[rows][16 * panels] = fma over k ascending (w[k][column], x[row][k], y). Strides in
 // elements. y is read first when accumulate, else starts at 0. All 16 * panels columns of w and y exist.
 struct DenseProduct {
-  const void* w;  // [n_k, w_stride]
+  const void* w;                     // [n_k, w_stride]
+  const uint16_t* scales = nullptr;  // of quantised elements
   int64_t w_stride;
   const float* x;  // [rows, x_stride]
   int64_t x_stride;

@@ -76,7 +76,7 @@ def test_isolate_stays_on_one_node(tmp_path: Path) -> None:
 
 
 def thread_affinities() -> dict[int, set[int]]:
-    return {int(task): os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")}
+    return {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
 
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two processors")

@@ -54,9 +54,9 @@ def convert_rows(
 ) -> NDArray[np.uint8]:
     """Rows of `n_columns` values in another type, as the reference quantisers of the GGUF formats encode them.
 
-    data: a C-contiguous buffer of whole rows. importance: one weight per column; without effect where the type has no use
-    for it, where none is positive, and on blocks that it would make NaN. n_threads: 0 is one per core; the bytes do not
-    depend on it. Raises `InvalidArgument`.
+    data: a C-contiguous buffer of whole rows. importance: one weight per column; ignored by types that have no use for
+    it, when none is positive or one is negative or not finite, and for blocks that it would make NaN. n_threads: 0 is
+    one per core; the bytes do not depend on it. Raises `InvalidArgument`.
     """
 
 def quantize(
@@ -68,10 +68,13 @@ def quantize(
 class GgufFile:
     """A read-only, validated view of a GGUF file and, where it is split, of all its shards.
 
+    metadata_only: the data section may be missing or cut. single_file: of a split model this shard alone, any of them.
     Raises `GgufError` naming the fault.
     """
 
-    def __init__(self, path: str | PathLike[str], *, metadata_only: bool = False) -> None: ...
+    def __init__(
+        self, path: str | PathLike[str], *, metadata_only: bool = False, single_file: bool = False
+    ) -> None: ...
     @property
     def metadata(self) -> dict[str, Any]:
         """Keys in file order. Strings are UTF-8 decoded with ``surrogateescape``: token texts may be any bytes."""

@@ -205,8 +205,8 @@ cdef class GgufFile:
     cdef shared_ptr[const native.GgufFile] ptr
     cdef object _metadata
 
-    def __init__(self, path, *, bint metadata_only=False):
-        self.ptr = native.GgufFile.open(native_path(path), metadata_only)
+    def __init__(self, path, *, bint metadata_only=False, bint single_file=False):
+        self.ptr = native.GgufFile.open(native_path(path), metadata_only, single_file)
 
     cdef const native.GgufFile* file(self) except NULL:
         if not self.ptr:

@@ -84,7 +84,7 @@ cdef extern from "gguf/gguf.h" namespace "v100" nogil:
         uint64_t n_bytes
     cdef cppclass GgufFile:
         @staticmethod
-        shared_ptr[const GgufFile] open(const string& path, bool metadata_only) except +translate_error
+        shared_ptr[const GgufFile] open(const string& path, bool metadata_only, bool single_file) except +translate_error
         int32_t version() const
         uint64_t alignment() const
         const vector[GgufKeyValue]& metadata() const

@@ -33,20 +33,47 @@ constexpr std::array<RowEncoder*, kQuantTypeCount> kEncoders = [] {
   set(NVFP4, encode_nvfp4);
   set(Q1_0, encode_q1_0);
   set(Q2_0, encode_q2_0);
+  set(Q2_K, encode_q2_k);
+  set(Q3_K, encode_q3_k);
+  set(Q4_K, encode_q4_k);
+  set(Q5_K, encode_q5_k);
+  set(Q6_K, encode_q6_k);
+  set(TQ1_0, encode_tq1_0);
+  set(TQ2_0, encode_tq2_0);
+  set(IQ4_XS, encode_iq4_xs);
+  set(IQ1_S, encode_iq1_s);
+  set(IQ1_M, encode_iq1_m);
+  set(IQ2_XXS, encode_iq2_xxs);
+  set(IQ2_XS, encode_iq2_xs);
+  set(IQ2_S, encode_iq2_s);
+  set(IQ3_XXS, encode_iq3_xxs);
+  set(IQ3_S, encode_iq3_s);
   return table;
 }();
 
-bool has_weight(const float* importance, int64_t n) {
-  return std::any_of(importance, importance + n, [](float w) { return w > 0 && std::isfinite(w); });
+// Weights below the limit keep every sum of an encoder finite. No early exit: the loop is vectorised.
+bool is_usable(const float* importance, int64_t n) {
+  constexpr float kLimit = 0x1p64f;
+  int32_t bad = 0, positive = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float w = importance[i];
+    bad |= !((w >= 0) & (w < kLimit));
+    positive |= w > 0;
+  }
+  return bad == 0 && positive != 0;
 }
 
-// Weights that are NaN, overflow in a sum, or vanish for all of a block that holds anything turn its scale into NaN. Such a
-// block is encoded once more as if there were no importance.
+// Weights that vanish wherever a block holds anything turn its scale into 0 / 0. Such a block is encoded once more as if
+// there were no importance. Values that no scale can reach stay as they are, to be found.
 void mend_blocks(const QuantTraits& t, RowEncoder* encoder, const float* row, int64_t n_columns,
                  const float* no_importance, uint8_t* blocks) {
-  for (int64_t i = 0; i < n_columns; i += t.block_values, blocks += t.block_bytes)
-    if (!all_finite(t.type, reinterpret_cast<const std::byte*>(blocks), t.block_values))
-      encoder(row + i, t.block_values, no_importance, blocks);
+  constexpr float kLargestHalf = 65504;
+  for (int64_t i = 0; i < n_columns; i += t.block_values, blocks += t.block_bytes) {
+    const float* values = row + i;
+    if (all_finite(t.type, reinterpret_cast<const std::byte*>(blocks), t.block_values)) continue;
+    if (std::all_of(values, values + t.block_values, [](float v) { return std::fabs(v) <= kLargestHalf; }))
+      encoder(values, t.block_values, no_importance, blocks);
+  }
 }
 
 }  // namespace
@@ -72,7 +99,7 @@ void encode_rows(QuantType type, const float* rows, int64_t n_rows, int64_t n_co
   std::vector<float> equal_weights;
   if (encoding_needs_importance(type)) equal_weights.assign(static_cast<size_t>(n_columns), 1.0f);
   const float* const no_importance = equal_weights.empty() ? nullptr : equal_weights.data();
-  const bool is_weighted = importance != nullptr && has_weight(importance, n_columns);
+  const bool is_weighted = importance != nullptr && is_usable(importance, n_columns);
 
   const int64_t n_bytes = row_bytes(t, n_columns);
   auto* out = reinterpret_cast<uint8_t*>(blocks);

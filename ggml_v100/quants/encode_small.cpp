@@ -23,7 +23,7 @@ float largest_magnitude(const float* x, int n) {
 float extreme(const float* x, int n) {
   const float magnitude = largest_magnitude(x, n);
   for (int i = 0; i < n; ++i)
-    if (std::fabs(x[i]) == magnitude) return x[i];
+    if (std::fabs(x[i]) == magnitude && magnitude > 0) return x[i];
   return magnitude;
 }
 
@@ -34,6 +34,13 @@ int32_t truncate(float a) { return static_cast<int32_t>(std::fabs(a) < 0x1p31f ?
 
 // Half away from zero; the addend is the float below 0.5, so that 0.49999997 does not reach 1.
 int32_t round_half_away(float a) { return truncate(a + std::copysign(0.49999997f, a)); }
+
+// Levels of 32 values.
+void truncated_levels(const float* x, float min, float inverse, float offset, int32_t max_level, uint8_t* levels) {
+  int32_t wide[32];
+  for (int i = 0; i < 32; ++i) wide[i] = std::min(max_level, truncate((x[i] - min) * inverse + offset));
+  for (int i = 0; i < 32; ++i) levels[i] = static_cast<uint8_t>(wide[i]);
+}
 
 // Value j goes to the low nibble of byte j, value j + n / 2 to the high one.
 void pack_nibbles(const uint8_t* levels, int n, uint8_t* bytes) {
@@ -80,9 +87,7 @@ void encode_symmetric(const float* x, int64_t n, const float* importance, int bl
   for (uint8_t* b = blocks; n > 0; n -= 32, x += 32, b += block_bytes) {
     const float d = extreme(x, 32) / static_cast<float>(-kMiddle);
     const float inverse = inverse_of(d);
-    for (int i = 0; i < 32; ++i)
-      levels[i] = static_cast<uint8_t>(
-          std::min(2 * kMiddle - 1, truncate(x[i] * inverse + (static_cast<float>(kMiddle) + 0.5f))));
+    truncated_levels(x, 0, inverse, static_cast<float>(kMiddle) + 0.5f, 2 * kMiddle - 1, levels);
     put(d, levels, b);
   }
 }
@@ -104,27 +109,35 @@ void encode_asymmetric(const float* x, int64_t n, const float* importance, int b
     return;
   }
   for (uint8_t* b = blocks; n > 0; n -= 32, x += 32, b += block_bytes) {
-    const auto [low, high] = std::minmax_element(x, x + 32);
-    const float min = *low, d = (*high - min) / static_cast<float>(kMaxLevel);
+    float min = x[0], max = x[0];
+    for (int i = 1; i < 32; ++i) {
+      min = x[i] < min ? x[i] : min;
+      max = x[i] > max ? x[i] : max;
+    }
+    const float d = (max - min) / static_cast<float>(kMaxLevel);
     const float inverse = inverse_of(d);
-    for (int i = 0; i < 32; ++i)
-      levels[i] = static_cast<uint8_t>(std::min(kMaxLevel, truncate((x[i] - min) * inverse + 0.5f)));
+    truncated_levels(x, min, inverse, 0.5f, kMaxLevel, levels);
     put(d, min, levels, b);
   }
 }
 
-// Levels of FP4 nearest to x / d, the first of two equally near ones.
-void nearest_fp4(const float* x, int n, float d, uint8_t* levels) {
-  for (int i = 0; i < n; ++i) {
-    float least = INFINITY;
-    for (uint8_t q = 0; q < 16; ++q) {
-      const float error = std::fabs(static_cast<float>(kDoubledFp4[q]) * d - x[i]);
-      if (error < least) {
-        least = error;
-        levels[i] = q;
-      }
+// Levels of FP4 whose values times d are nearest to x, the first of two equally near ones.
+template <int n>
+void nearest_fp4(const float* x, float d, uint8_t* levels) {
+  float magnitude[n], least[n];
+  int32_t nearest[n] = {};  // index of the level's magnitude; masks instead of branches, for the sake of vectors
+  for (int i = 0; i < n; ++i) magnitude[i] = least[i] = std::fabs(x[i]);
+  for (int q = 1; q < 8; ++q) {
+    const float value = static_cast<float>(kDoubledFp4[q]) * d;
+    for (int i = 0; i < n; ++i) {
+      const float error = std::fabs(value - magnitude[i]);
+      const int32_t closer = -static_cast<int32_t>(error < least[i]);
+      nearest[i] = (nearest[i] & ~closer) | (q & closer);
+      least[i] =
+          std::bit_cast<float>((std::bit_cast<int32_t>(least[i]) & ~closer) | (std::bit_cast<int32_t>(error) & closer));
     }
   }
+  for (int i = 0; i < n; ++i) levels[i] = static_cast<uint8_t>(nearest[i] + (x[i] < 0 && nearest[i] > 0 ? 8 : 0));
 }
 
 }  // namespace
@@ -171,20 +184,24 @@ void encode_q8_0(const float* x, int64_t n, const float*, uint8_t* blocks) {
 }
 
 void encode_iq4_nl(const float* x, int64_t n, const float* importance, uint8_t* blocks) {
-  float weights[32], scale;
-  uint8_t levels[32];
-  for (uint8_t* b = blocks; n > 0; n -= 32, x += 32, b += 18) {
+  float weights[32 * kBatch], scales[kBatch];
+  while (n > 0) {
+    const int count = static_cast<int>(std::min<int64_t>(kBatch, n / 32));
     if (importance == nullptr) {
-      square_weights(x, 32, weights);
+      square_weights(x, 32 * count, weights);
     } else {
-      importance_weights(x, importance, 32, sum_of_squares(x, 32) * (2.0f / 32), weights);
-      importance += 32;
+      for (int k = 0; k < count; ++k, importance += 32) {
+        const float variance = sum_of_squares(x + 32 * k, 32) * (2.0f / 32);
+        importance_weights(x + 32 * k, importance, 32, variance, weights + 32 * k);
+      }
     }
-    encode_searches().non_linear({x, weights, 32, 1}, &scale);
-    const float inverse = inverse_of(scale);
-    for (int i = 0; i < 32; ++i) levels[i] = nearest_non_linear(x[i] * inverse);
-    store_half(b, scale);
-    pack_nibbles(levels, 32, b + 2);
+    encode_searches().non_linear({x, weights, 32, count}, scales);
+    for (int k = 0; k < count; ++k, x += 32, n -= 32, blocks += 18) {
+      uint8_t levels[32];
+      nearest_non_linear(x, 32, inverse_of(scales[k]), levels);
+      store_half(blocks, scales[k]);
+      pack_nibbles(levels, 32, blocks + 2);
+    }
   }
 }
 
@@ -194,7 +211,7 @@ void encode_mxfp4(const float* x, int64_t n, const float*, uint8_t* blocks) {
     // 4 = 2^2 is the largest power of two in FP4.
     b[0] = largest > 0 ? static_cast<uint8_t>(std::clamp(std::floor(std::log2(largest)) - 2 + 127, 0.0f, 254.0f)) : 0;
     uint8_t levels[32];
-    nearest_fp4(x, 32, half_e8m0(b[0]), levels);
+    nearest_fp4<32>(x, half_e8m0(b[0]), levels);
     pack_nibbles(levels, 32, b + 1);
   }
 }
@@ -204,7 +221,7 @@ void encode_nvfp4(const float* x, int64_t n, const float*, uint8_t* blocks) {
     for (int k = 0; k < 4; ++k, x += 16) {
       b[k] = ue4m3_from_f32(largest_magnitude(x, 16) / 6.0f);
       uint8_t levels[16];
-      nearest_fp4(x, 16, half_ue4m3(b[k]), levels);
+      nearest_fp4<16>(x, half_ue4m3(b[k]), levels);
       pack_nibbles(levels, 16, b + 4 + 8 * k);
     }
   }

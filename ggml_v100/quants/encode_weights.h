@@ -23,12 +23,15 @@ inline void square_weights(const float* x, int64_t n, float* weights) {
   for (int64_t i = 0; i < n; ++i) weights[i] = x[i] * x[i];
 }
 
-// Index in kNonLinearLevels; a quotient in the middle between two levels goes to the upper one.
-inline uint8_t nearest_non_linear(float quotient) {
-  int level = 0;
-  for (int j = 1; j < 16; ++j)
-    level += !(quotient < 0.5f * static_cast<float>(kNonLinearLevels[j - 1] + kNonLinearLevels[j]));
-  return static_cast<uint8_t>(level);
+// Indices in kNonLinearLevels; a quotient in the middle between two levels goes to the upper one.
+inline void nearest_non_linear(const float* x, int n, float levels_per_unit, uint8_t* levels) {
+  for (int i = 0; i < n; ++i) {
+    const float quotient = levels_per_unit * x[i];
+    int level = 0;
+    for (int j = 1; j < 16; ++j)
+      level += !(quotient < 0.5f * static_cast<float>(kNonLinearLevels[j - 1] + kNonLinearLevels[j]));
+    levels[i] = static_cast<uint8_t>(level);
+  }
 }
 
 }  // namespace v100

@@ -9,8 +9,10 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pyllama.errors import InvalidArgument
+from pyllama.options import Options
 
 NODES = Path("/sys/devices/system/node")
 
@@ -48,6 +50,14 @@ def numa_nodes(nodes: Path = NODES) -> list[set[int]]:
         if cpus & allowed:
             found.append(cpus & allowed)
     return found or [allowed]
+
+
+def engine_thread_options(options: Options) -> dict[str, Any]:
+    """The engine's keyword arguments for a program's options. Raises `InvalidArgument`."""
+    cpus = thread_cpus(
+        mask=options.cpu_mask, cpu_range=options.cpu_range, strict=bool(options.cpu_strict), numa=options.numa
+    )
+    return {"thread_cpus": cpus, "thread_priority": options.prio, "thread_poll": options.poll}
 
 
 def thread_cpus(

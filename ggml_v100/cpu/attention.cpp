@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <vector>
+#include <span>
 
 #include "cpu/kv_page.h"
 
@@ -79,7 +79,8 @@ class Attention {
     return layer_.pages + static_cast<size_t>(id) * layer_.page_stride_bytes;
   }
 
-  void plan(int32_t threads);
+  void plan(int32_t threads, Arena& arena);
+  std::span<Unit> split_pages(Arena& arena);
   void run_unit(const Unit& unit, const Scratch& scratch);
   bool attend_page(const Unit& unit, int32_t page, const Scratch& scratch);
   void score_page(const Unit& unit, const std::byte* base, RowRange keys, const Scratch& scratch);
@@ -110,9 +111,9 @@ class Attention {
   Tensor y_;
   const Kernels& kernels_;
   int32_t dim_k_, dim_v_, padded_v_;
-  std::vector<Unit> units_;
-  int64_t products_ = 0;  // multiply-adds of the whole call
-  int64_t partials_ = 0;  // queries x pages of split units
+  std::span<Unit> units_;  // in the arena, like all that a call needs
+  int64_t products_ = 0;   // multiply-adds of the whole call
+  int64_t partials_ = 0;   // queries x pages of split units
   PageResult* partial_results_ = nullptr;
   float* partial_outputs_ = nullptr;  // [partials, padded_v]
 };
@@ -135,10 +136,20 @@ Attention::Scratch Attention::scratch(float* memory) const {
   return s;
 }
 
-void Attention::plan(int32_t threads) {
+template <class T>
+std::span<T> take(Arena& arena, int64_t count) {
+  return {reinterpret_cast<T*>(arena.take(static_cast<size_t>(count) * sizeof(T))), static_cast<size_t>(count)};
+}
+
+void Attention::plan(int32_t threads, Arena& arena) {
   const int32_t group = heads_ / layer_.shape.kv_heads;
   const int32_t group_part = std::min(group, kUnitQueries);
   const int32_t tile_rows = std::max(1, kUnitQueries / group_part);
+  int64_t tiles = 0;
+  for (const SequenceRows& sequence : rows_.sequences)
+    tiles += (sequence.rows.end - sequence.rows.begin + tile_rows - 1) / tile_rows;
+  units_ = take<Unit>(arena, tiles * layer_.shape.kv_heads * ((group + group_part - 1) / group_part));
+  size_t n_units = 0;
   for (size_t s = 0; s < rows_.sequences.size(); ++s) {
     const RowRange all = rows_.sequences[s].rows;
     for (int32_t end = all.end; end > all.begin; end -= tile_rows) {  // the last rows see most: they start first
@@ -154,8 +165,13 @@ void Attention::plan(int32_t threads) {
       const RowRange pages{keys.begin / kPageTokens, (keys.end + kPageTokens - 1) / kPageTokens};
       for (int32_t kv_head = 0; kv_head < layer_.shape.kv_heads; ++kv_head)
         for (int32_t first = 0; first < group; first += group_part)
-          units_.push_back({static_cast<int32_t>(s), kv_head, kv_head * group + first,
-                            std::min(group_part, group - first), tile, pages, -1});
+          units_[n_units++] = {static_cast<int32_t>(s),
+                               kv_head,
+                               kv_head * group + first,
+                               std::min(group_part, group - first),
+                               tile,
+                               pages,
+                               -1};
     }
   }
   if (threads == 1 || products_ < kParallelProducts || static_cast<int64_t>(units_.size()) >= int64_t{4} * threads)
@@ -169,7 +185,7 @@ void Attention::plan(int32_t threads) {
 }
 
 void Attention::run(Arena& arena, ThreadPool& pool) {
-  plan(pool.active());
+  plan(pool.active(), arena);
   const bool alone = pool.active() == 1 || products_ < kParallelProducts;
   const int64_t floats = scratch_floats();
   float* memory = arena.create(alone ? 1 : pool.active(), static_cast<int32_t>((floats + 15) / 16 * 16)).data;
@@ -177,25 +193,7 @@ void Attention::run(Arena& arena, ThreadPool& pool) {
     for (const Unit& unit : units_) run_unit(unit, scratch(memory));
     return;
   }
-  std::vector<Unit> work;  // split units page by page
-  if (partials_ > 0) {
-    partial_results_ = reinterpret_cast<PageResult*>(arena.take(static_cast<size_t>(partials_) * sizeof(PageResult)));
-    partial_outputs_ = reinterpret_cast<float*>(
-        arena.take(static_cast<size_t>(partials_) * static_cast<size_t>(padded_v_) * sizeof(float)));
-    for (const Unit& unit : units_) {
-      if (unit.partial < 0)
-        work.push_back(unit);
-      else
-        for (int32_t page = unit.pages.begin; page < unit.pages.end; ++page) {
-          Unit one = unit;
-          one.pages = {page, page + 1};
-          one.partial += int64_t{page - unit.pages.begin} * unit.heads * (unit.rows.end - unit.rows.begin);
-          work.push_back(one);
-        }
-    }
-  } else {
-    work.swap(units_);
-  }
+  const std::span<const Unit> work = partials_ > 0 ? split_pages(arena) : units_;
   std::atomic<size_t> next{0};
   pool.share([&](int32_t thread) {
     const Scratch mine = scratch(memory + thread * ((floats + 15) / 16 * 16));
@@ -220,6 +218,28 @@ void Attention::run(Arena& arena, ThreadPool& pool) {
       write_result(unit, i, all, o);
     }
   }
+}
+
+// Units whose pages are shared out become one unit a page; their results are merged afterwards.
+std::span<Unit> Attention::split_pages(Arena& arena) {
+  partial_results_ = take<PageResult>(arena, partials_).data();
+  partial_outputs_ = take<float>(arena, partials_ * padded_v_).data();
+  int64_t count = 0;
+  for (const Unit& unit : units_) count += unit.partial < 0 ? 1 : unit.pages.end - unit.pages.begin;
+  const std::span<Unit> work = take<Unit>(arena, count);
+  size_t n_work = 0;
+  for (const Unit& unit : units_) {
+    if (unit.partial < 0) {
+      work[n_work++] = unit;
+      continue;
+    }
+    for (int32_t page = unit.pages.begin; page < unit.pages.end; ++page) {
+      Unit& one = work[n_work++] = unit;
+      one.pages = {page, page + 1};
+      one.partial += int64_t{page - unit.pages.begin} * unit.heads * (unit.rows.end - unit.rows.begin);
+    }
+  }
+  return work;
 }
 
 void Attention::run_unit(const Unit& unit, const Scratch& scratch) {

@@ -1,0 +1,120 @@
+// What the codecs are written in, in plain C++: codes, bytes and scales of all 16 columns, in loops that vectorise.
+#pragma once
+
+#include "cpu/lanes_generic.h"
+
+namespace v100::cpu {
+
+namespace {
+
+constexpr int kCodeColumns = 16;
+
+struct Codes {  // a turn: 4 values of k of each column
+  uint8_t v[64];
+};
+struct Bytes {  // one unsigned byte of each column
+  uint8_t v[16];
+};
+struct Scales {  // one f32 number of each column
+  float v[16];
+};
+
+template <class F>
+inline Codes each_code(F&& f) {
+  Codes y;
+  for (int i = 0; i < 64; ++i) y.v[i] = static_cast<uint8_t>(f(i));
+  return y;
+}
+template <class F>
+inline Bytes each_byte(F&& f) {
+  Bytes y;
+  for (int i = 0; i < 16; ++i) y.v[i] = static_cast<uint8_t>(f(i));
+  return y;
+}
+template <class F>
+inline Scales each_scale(F&& f) {
+  Scales y;
+  for (int i = 0; i < 16; ++i) y.v[i] = f(i);
+  return y;
+}
+
+inline Codes load_codes(const std::byte* p) {
+  Codes y;
+  std::memcpy(y.v, p, 64);
+  return y;
+}
+inline void store_codes(uint8_t* p, const Codes& a) { std::memcpy(p, a.v, 64); }
+// Left by `bits`, right when negative.
+template <int bits>
+inline Codes shifted(const Codes& a) {
+  return each_code(
+      [&](int i) { return bits > 0 ? a.v[i] << (bits > 0 ? bits : 0) : a.v[i] >> (bits > 0 ? 0 : -bits); });
+}
+inline Codes masked(const Codes& a, int mask) {
+  return each_code([&](int i) { return a.v[i] & mask; });
+}
+// a | (b & mask)
+inline Codes with_bits(const Codes& a, const Codes& b, int mask) {
+  return each_code([&](int i) { return a.v[i] | (b.v[i] & mask); });
+}
+inline Codes lookup(const Codes& indices, const uint8_t* table) {  // indices below 16
+  return each_code([&](int i) { return table[indices.v[i]]; });
+}
+
+inline Bytes load_bytes(const std::byte* p) {
+  return each_byte([=](int i) { return p[i]; });
+}
+inline Bytes operator|(const Bytes& a, const Bytes& b) {
+  return each_byte([&](int i) { return a.v[i] | b.v[i]; });
+}
+inline Bytes operator&(const Bytes& a, int mask) {
+  return each_byte([&](int i) { return a.v[i] & mask; });
+}
+inline Bytes operator>>(const Bytes& a, int bits) {
+  return each_byte([&](int i) { return a.v[i] >> bits; });
+}
+inline Bytes operator<<(const Bytes& a, int bits) {
+  return each_byte([&](int i) { return a.v[i] << bits; });
+}
+inline Bytes operator-(const Bytes& a, int b) {
+  return each_byte([&](int i) { return a.v[i] - b; });
+}
+
+inline Scales load_scales(const float* p) {
+  return each_scale([=](int i) { return p[i]; });
+}
+inline void store_scales(float* p, const Scales& a) { std::memcpy(p, a.v, sizeof a.v); }
+inline Scales load_halves(const std::byte* p) {
+  uint16_t bits[16];
+  std::memcpy(bits, p, sizeof bits);
+  return each_scale([&](int i) { return f32_from_f16(bits[i]); });
+}
+inline Scales from_unsigned(const Bytes& a) {
+  return each_scale([&](int i) { return static_cast<float>(a.v[i]); });
+}
+inline Scales from_signed(const Bytes& a) {
+  return each_scale([&](int i) { return static_cast<float>(static_cast<int8_t>(a.v[i])); });
+}
+inline Scales operator*(const Scales& a, const Scales& b) {
+  return each_scale([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Scales operator*(const Scales& a, float b) {
+  return each_scale([&](int i) { return a.v[i] * b; });
+}
+inline Scales operator-(const Scales& a) {
+  return each_scale([&](int i) { return -a.v[i]; });
+}
+// Half the value of E8M0 exponents: 2^(e - 128), subnormal for the two smallest.
+inline Scales half_e8m0(const Bytes& e) {
+  return each_scale([&](int i) {
+    return std::bit_cast<float>(e.v[i] < 2 ? 0x200000u << e.v[i] : static_cast<uint32_t>(e.v[i] - 1) << 23);
+  });
+}
+// Half the value of unsigned E4M3 numbers (bit 7 clear): as f16 they are 2^-7 of it.
+inline Scales half_ue4m3(const Bytes& s) {
+  return each_scale([&](int i) { return f32_from_f16(static_cast<uint16_t>(s.v[i] << 7)) * 128.0f; });
+}
+
+}  // namespace
+
+}  // namespace v100::cpu

@@ -27,11 +27,12 @@ alignas(16) constexpr uint8_t kDoubledFp4Levels[16] = {12, 13, 14, 15, 16, 18, 2
 // Cell of the panel that holds a block, and the block's place in it.
 template <PanelKind kind>
 struct Place {
-  static constexpr int32_t kBlocks = panel_format(kind).cell_values / kBlockValues;
+  static constexpr uint32_t kBlocks = panel_format(kind).cell_values / kBlockValues;
   const std::byte* cell;
-  int32_t block;
+  uint32_t block;
   Place(const std::byte* panel, int32_t index)
-      : cell(panel + static_cast<int64_t>(index / kBlocks) * panel_format(kind).cell_bytes), block(index % kBlocks) {}
+      : cell(panel + static_cast<size_t>(static_cast<uint32_t>(index) / kBlocks) * panel_format(kind).cell_bytes),
+        block(static_cast<uint32_t>(index) % kBlocks) {}
 };
 
 // p: first byte of the columns in hand; turns are 64 bytes apart.
@@ -74,7 +75,7 @@ inline void add_bit_plane(const std::byte* p, Codes* codes) {
 }
 
 // Numbers a and b of place j; p: first byte of the columns in hand.
-inline void read_six_bit_pair(const std::byte* p, int32_t j, Bytes& a, Bytes& b) {
+inline void read_six_bit_pair(const std::byte* p, uint32_t j, Bytes& a, Bytes& b) {
   const Bytes low = load_bytes(p + 16 * j), high = load_bytes(p + 16 * (8 + j / 2)) >> (4 * (j % 2));
   a = (low & 15) | ((high << 4) & 0x30);
   b = ((low >> 4) & 15) | ((high << 2) & 0x30);
@@ -164,7 +165,7 @@ struct Codec<PanelKind::q3_K> {
 };
 
 // Scale and minimum of Q4_K and Q5_K.
-inline void read_k_scales(const std::byte* cell, int32_t block, int c, PanelBlock& b) {
+inline void read_k_scales(const std::byte* cell, uint32_t block, int c, PanelBlock& b) {
   Bytes scale, minimum;
   read_six_bit_pair(cell + 64 + c, block, scale, minimum);
   b.scale[0] = load_halves(cell + 2 * c) * from_unsigned(scale);
@@ -217,7 +218,7 @@ template <>
 struct Codec<PanelKind::iq4_xs> {
   static void read(const std::byte* panel, int32_t block, int c, PanelBlock& b) {
     const Place<PanelKind::iq4_xs> at(panel, block);
-    const int32_t j = at.block;
+    const uint32_t j = at.block;
     const Bytes low = load_bytes(at.cell + 64 + 16 * (j / 2) + c) >> (4 * (j % 2));
     const Bytes high = load_bytes(at.cell + 32 + 16 * (j / 4) + c) >> (2 * (j % 4));
     b.scale[0] = load_halves(at.cell + 2 * c) * from_signed(((low & 15) | ((high << 4) & 0x30)) - 32);

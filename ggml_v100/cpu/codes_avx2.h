@@ -38,8 +38,8 @@ inline Codes lookup(Codes indices, const uint8_t* table) {  // indices below 16
 inline Bytes load_bytes(const std::byte* p) { return {load_64(p)}; }
 inline Bytes operator|(Bytes a, Bytes b) { return {_mm_or_si128(a.v, b.v)}; }
 inline Bytes operator&(Bytes a, int mask) { return {_mm_and_si128(a.v, _mm_set1_epi8(static_cast<char>(mask)))}; }
-inline Bytes operator>>(Bytes a, int bits) { return {_mm_srl_epi16(a.v, _mm_cvtsi32_si128(bits))}; }  // mask afterwards
-inline Bytes operator<<(Bytes a, int bits) { return {_mm_sll_epi16(a.v, _mm_cvtsi32_si128(bits))}; }  // mask afterwards
+inline Bytes operator>>(Bytes a, uint32_t bits) { return {_mm_srl_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))}; }  // mask afterwards
+inline Bytes operator<<(Bytes a, uint32_t bits) { return {_mm_sll_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))}; }  // mask afterwards
 inline Bytes operator-(Bytes a, int b) { return {_mm_sub_epi8(a.v, _mm_set1_epi8(static_cast<char>(b)))}; }
 
 inline Scales load_scales(const float* p) { return {_mm256_loadu_ps(p)}; }

@@ -70,10 +70,10 @@ inline Bytes operator|(const Bytes& a, const Bytes& b) {
 inline Bytes operator&(const Bytes& a, int mask) {
   return each_byte([&](int i) { return a.v[i] & mask; });
 }
-inline Bytes operator>>(const Bytes& a, int bits) {
+inline Bytes operator>>(const Bytes& a, uint32_t bits) {
   return each_byte([&](int i) { return a.v[i] >> bits; });
 }
-inline Bytes operator<<(const Bytes& a, int bits) {
+inline Bytes operator<<(const Bytes& a, uint32_t bits) {
   return each_byte([&](int i) { return a.v[i] << bits; });
 }
 inline Bytes operator-(const Bytes& a, int b) {

@@ -144,8 +144,10 @@ void quantize_tile(const float* x, int64_t x_stride, int32_t rows, int32_t n_blo
       const int32_t sums[2] = {halves ? first : first + second, second};
       out.scale = largest / 127.0f;
       for (int i = 0; i < 2; ++i) {
-        out.sum[i] = out.scale * static_cast<float>(sums[i]);
-        out.bias_sum[i] = -bias * sums[i];
+        if (bias == 0)
+          out.sum[i] = out.scale * static_cast<float>(sums[i]);
+        else
+          out.bias_sum[i] = -bias * sums[i];
       }
     }
   }

@@ -102,7 +102,8 @@ void finish_unit(const LinearJob& job, int32_t row, int32_t rows, int32_t column
                  Product&& product) {
   const int32_t columns = std::min(width, job.y.features - column);
   float* y = job.y.row(row) + column;
-  if (columns == width && job.up == nullptr) {
+  // Many rows of y lie apart by a multiple of 4 KiB, as a rule: sums that are read again would fight for few sets of L1.
+  if (columns == width && job.up == nullptr && rows <= kernels.quant->dot_rows) {
     product(*job.layer, y, static_cast<int64_t>(job.y.features));
     if (job.layer->bias) add_bias(job.layer->bias, column, columns, y, rows, job.y.features);
     return;

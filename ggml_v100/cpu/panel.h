@@ -89,14 +89,17 @@ struct ExpandedBlock {
 };
 static_assert(sizeof(ExpandedBlock) == 768);
 
-// 32 rounded activations of one row. The blocks of a tile of R rows are stored [block][row].
+// 32 rounded activations of one row. The blocks of a tile of R rows are stored [block][row]. A sum is of the whole block,
+// or of each half where the group is 16.
 struct ActivationBlock {
   int8_t p[32];
-  float scale;          // dx
-  float sum[2];         // Sg = dx * sum of p, of the block; of its halves where the group is 16
-  int32_t bias_sum[2];  // -bias * sum of p, likewise
+  float scale;  // dx
+  union {
+    float sum[2];         // kinds with a minimum: Sg = dx * sum of p
+    int32_t bias_sum[2];  // kinds with a bias: -bias * sum of p
+  };
 };
-static_assert(sizeof(ActivationBlock) == 52);
+static_assert(sizeof(ActivationBlock) == 44);
 
 // Dense panels (f32, f16, bf16): four panels side by side, [k][64 columns] (fewer in the last group), so that one
 // sequential stream feeds four independent sums.

@@ -1,8 +1,8 @@
 // Codecs: how a block of 32 values of each kind of panel is unpacked, written once over codes_*.h. An instruction set's
 // file includes its codes header first and this file second; all names are private to that file.
 //
-// What      read(panel, block, c, b): codes, scales and minimums of the kCodeColumns columns from c on. Kinds that no
-//           read is written for are expanded by expand_codebooks.h
+// What      read(panel, block, c, b): codes, scales and minimums of the kCodeColumns columns from c on. The codebook
+//           formats are in codebook_codecs.h
 // Layout    panel.h
 // Numerics  scale and minimum as in ops/ops.h (linear); the codes carry the kind's bias
 #pragma once
@@ -81,6 +81,13 @@ inline void read_six_bit_pair(const std::byte* p, uint32_t j, Bytes& a, Bytes& b
   b = ((low >> 4) & 15) | ((high << 2) & 0x30);
 }
 
+// Number j of six bits; the low nibbles are in lows, two to a byte, the upper bits in highs, four to a byte.
+inline Bytes read_six_bits(const std::byte* lows, const std::byte* highs, uint32_t j) {
+  const Bytes low = load_bytes(lows + 16 * (j / 2)) >> (4 * (j % 2));
+  const Bytes high = load_bytes(highs + 16 * (j / 4)) >> (2 * (j % 4));
+  return (low & 15) | ((high << 4) & 0x30);
+}
+
 template <PanelKind kind>
 struct Codec;
 
@@ -156,8 +163,8 @@ struct Codec<PanelKind::q3_K> {
     const Scales d = load_halves(at.cell + 2 * c);
     Bytes first, second;
     read_six_bit_pair(at.cell + 64 + c, at.block, first, second);
-    b.scale[0] = d * from_signed(first - 32);
-    b.scale[1] = d * from_signed(second - 32);
+    b.scale[0] = d * from_signed(first + -32);
+    b.scale[1] = d * from_signed(second + -32);
     const std::byte* codes = at.cell + 256 + 192 * at.block + 4 * c;
     read_crumbs(codes + 64, b.codes);
     add_bit_plane<2>(codes, b.codes);
@@ -218,11 +225,9 @@ template <>
 struct Codec<PanelKind::iq4_xs> {
   static void read(const std::byte* panel, int32_t block, int c, PanelBlock& b) {
     const Place<PanelKind::iq4_xs> at(panel, block);
-    const uint32_t j = at.block;
-    const Bytes low = load_bytes(at.cell + 64 + 16 * (j / 2) + c) >> (4 * (j % 2));
-    const Bytes high = load_bytes(at.cell + 32 + 16 * (j / 4) + c) >> (2 * (j % 4));
-    b.scale[0] = load_halves(at.cell + 2 * c) * from_signed(((low & 15) | ((high << 4) & 0x30)) - 32);
-    read_levels(at.cell + 128 + 256 * j + 4 * c, kNonLinearLevels, b.codes);
+    const Bytes scale = read_six_bits(at.cell + 64 + c, at.cell + 32 + c, at.block);
+    b.scale[0] = load_halves(at.cell + 2 * c) * from_signed(scale + -32);
+    read_levels(at.cell + 128 + 256 * at.block + 4 * c, kNonLinearLevels, b.codes);
   }
 };
 
@@ -272,45 +277,6 @@ struct Codec<PanelKind::tq2_0> {
     read_crumbs(at.cell + 64 + 128 * at.block + 4 * c, b.codes);
   }
 };
-
-// Kinds with equal traits share the products of expanded blocks. Sums of products may be held as `largest` allows.
-struct CodeTraits {
-  int32_t group, largest;
-  bool biased, has_minimum;
-};
-template <PanelKind kind>
-constexpr CodeTraits kTraits{panel_format(kind).group, panel_format(kind).largest_code, panel_format(kind).bias != 0,
-                             panel_format(kind).has_minimum};
-
-// Expanded blocks as a panel. The template parameter `traits` says which fields are there.
-template <CodeTraits traits>
-struct ExpandedCodec {
-  static void read(const std::byte* blocks, int32_t block, int c, PanelBlock& b) {
-    const ExpandedBlock& from = reinterpret_cast<const ExpandedBlock*>(blocks)[block];
-    for (int i = 0; i < 32 / traits.group; ++i) {
-      b.scale[i] = load_scales(from.scale[i] + c);
-      if constexpr (traits.has_minimum) b.minimum[i] = load_scales(from.minimum[i] + c);
-    }
-    unroll<8>([&](auto g) V100_INLINE_LAMBDA {
-      b.codes[g] = load_codes(reinterpret_cast<const std::byte*>(from.codes[g]) + 4 * c);
-    });
-  }
-};
-
-template <PanelKind kind>
-void expand(const std::byte* panel, int32_t first_block, int32_t n_blocks, ExpandedBlock* blocks) {
-  constexpr CodeTraits traits = kTraits<kind>;
-  for (int32_t i = 0; i < n_blocks; ++i)
-    for (int c = 0; c < kPanelColumns; c += kCodeColumns) {
-      PanelBlock b;
-      Codec<kind>::read(panel, first_block + i, c, b);
-      for (int part = 0; part < 32 / traits.group; ++part) {
-        store_scales(blocks[i].scale[part] + c, b.scale[part]);
-        if constexpr (traits.has_minimum) store_scales(blocks[i].minimum[part] + c, b.minimum[part]);
-      }
-      unroll<8>([&](auto g) V100_INLINE_LAMBDA { store_codes(blocks[i].codes[g] + 4 * c, b.codes[g]); });
-    }
-}
 
 }  // namespace
 

@@ -35,12 +35,69 @@ inline Codes lookup(Codes indices, const uint8_t* table) {  // indices below 16
   return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_128(table)), indices.v)};
 }
 
+inline Codes plus(Codes a, int b) { return {_mm256_add_epi8(a.v, _mm256_set1_epi8(static_cast<char>(b)))}; }
+// Products of bytes with a constant, modulo 256.
+inline Codes times(Codes a, int factor) {
+  const __m256i even = _mm256_set1_epi16(255), by = _mm256_set1_epi16(static_cast<int16_t>(factor));
+  return {_mm256_or_si256(_mm256_and_si256(even, _mm256_mullo_epi16(a.v, by)),
+                          _mm256_mullo_epi16(_mm256_andnot_si256(even, a.v), by))};
+}
+// 3 a / 256, the first digit of a fraction in base 3.
+inline Codes first_trit(Codes a) {
+  const auto at_least = [&](int bound) {
+    return _mm256_cmpeq_epi8(_mm256_max_epu8(a.v, _mm256_set1_epi8(static_cast<char>(bound))), a.v);
+  };
+  return {_mm256_sub_epi8(_mm256_setzero_si256(), _mm256_add_epi8(at_least(86), at_least(171)))};
+}
+
 inline Bytes load_bytes(const std::byte* p) { return {load_64(p)}; }
 inline Bytes operator|(Bytes a, Bytes b) { return {_mm_or_si128(a.v, b.v)}; }
+inline Bytes operator^(Bytes a, Bytes b) { return {_mm_xor_si128(a.v, b.v)}; }
 inline Bytes operator&(Bytes a, int mask) { return {_mm_and_si128(a.v, _mm_set1_epi8(static_cast<char>(mask)))}; }
-inline Bytes operator>>(Bytes a, uint32_t bits) { return {_mm_srl_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))}; }  // mask afterwards
-inline Bytes operator<<(Bytes a, uint32_t bits) { return {_mm_sll_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))}; }  // mask afterwards
-inline Bytes operator-(Bytes a, int b) { return {_mm_sub_epi8(a.v, _mm_set1_epi8(static_cast<char>(b)))}; }
+inline Bytes operator>>(Bytes a, uint32_t bits) {
+  return {_mm_srl_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))};
+}  // mask afterwards
+inline Bytes operator<<(Bytes a, uint32_t bits) {
+  return {_mm_sll_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))};
+}  // mask afterwards
+inline Bytes operator+(Bytes a, int b) { return {_mm_add_epi8(a.v, _mm_set1_epi8(static_cast<char>(b)))}; }
+
+// Each column's byte in all four values of its turn.
+inline Codes spread(Bytes a) {
+  const __m256i repeat =
+      _mm256_set_epi32(0x07070707, 0x06060606, 0x05050505, 0x04040404, 0x03030303, 0x02020202, 0x01010101, 0x00000000);
+  return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(a.v), repeat)};
+}
+// q + 128, or -q + 128 where value t's bit first + t of the column's spread signs is set.
+template <int first>
+inline Codes with_signs(Codes q, Codes signs) {
+  const __m256i bits = _mm256_set1_epi32(first == 0 ? 0x08040201 : static_cast<int>(0x80402010u));
+  const __m256i negative = _mm256_cmpeq_epi8(_mm256_and_si256(signs.v, bits), bits);
+  return plus({_mm256_sub_epi8(_mm256_xor_si256(q.v, negative), negative)}, 128);
+}
+
+struct Indices {  // of a codebook's rows, one for each column
+  alignas(16) uint16_t v[kCodeColumns];
+};
+inline Indices indices(Bytes low, Bytes high) {
+  Indices y;
+  _mm_store_si128(reinterpret_cast<__m128i*>(y.v), _mm_unpacklo_epi8(low.v, high.v));
+  return y;
+}
+// Rows of 8 bytes: values 0..3 and 4..7 of each column. Single loads are no slower than a gather.
+inline void look_up_8(const void* codebook, const Indices& at, Codes& low, Codes& high) {
+  const auto* rows = static_cast<const long long*>(codebook);
+  const __m256 a = _mm256_castsi256_ps(_mm256_set_epi64x(rows[at.v[5]], rows[at.v[4]], rows[at.v[1]], rows[at.v[0]]));
+  const __m256 b = _mm256_castsi256_ps(_mm256_set_epi64x(rows[at.v[7]], rows[at.v[6]], rows[at.v[3]], rows[at.v[2]]));
+  low.v = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+  high.v = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
+}
+// Rows of 4 bytes.
+inline Codes look_up_4(const void* codebook, const Indices& at) {
+  const auto* rows = static_cast<const int*>(codebook);
+  return {_mm256_set_epi32(rows[at.v[7]], rows[at.v[6]], rows[at.v[5]], rows[at.v[4]], rows[at.v[3]], rows[at.v[2]],
+                           rows[at.v[1]], rows[at.v[0]])};
+}
 
 inline Scales load_scales(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline void store_scales(float* p, Scales a) { _mm256_storeu_ps(p, a.v); }

@@ -38,12 +38,73 @@ inline Codes lookup(Codes indices, const uint8_t* table) {  // indices below 16
   return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), indices.v)};
 }
 
+inline Codes plus(Codes a, int b) { return {_mm512_add_epi8(a.v, _mm512_set1_epi8(static_cast<char>(b)))}; }
+// Products of bytes with a constant, modulo 256.
+inline Codes times(Codes a, int factor) {
+  const __m512i even = _mm512_set1_epi16(255), by = _mm512_set1_epi16(static_cast<int16_t>(factor));
+  const __m512i high = _mm512_mullo_epi16(_mm512_andnot_si512(even, a.v), by);
+  return {_mm512_ternarylogic_epi64(high, _mm512_mullo_epi16(a.v, by), even, 0xF8)};
+}
+// 3 a / 256, the first digit of a fraction in base 3.
+inline Codes first_trit(Codes a) {
+  const __m512i one = _mm512_maskz_set1_epi8(_mm512_cmpge_epu8_mask(a.v, _mm512_set1_epi8(86)), 1);
+  return {_mm512_mask_set1_epi8(one, _mm512_cmpge_epu8_mask(a.v, _mm512_set1_epi8(static_cast<char>(171))), 2)};
+}
+
 inline Bytes load_bytes(const std::byte* p) { return {_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))}; }
 inline Bytes operator|(Bytes a, Bytes b) { return {_mm_or_si128(a.v, b.v)}; }
+inline Bytes operator^(Bytes a, Bytes b) { return {_mm_xor_si128(a.v, b.v)}; }
 inline Bytes operator&(Bytes a, int mask) { return {_mm_and_si128(a.v, _mm_set1_epi8(static_cast<char>(mask)))}; }
-inline Bytes operator>>(Bytes a, uint32_t bits) { return {_mm_srl_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))}; }  // mask afterwards
-inline Bytes operator<<(Bytes a, uint32_t bits) { return {_mm_sll_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))}; }  // mask afterwards
-inline Bytes operator-(Bytes a, int b) { return {_mm_sub_epi8(a.v, _mm_set1_epi8(static_cast<char>(b)))}; }
+inline Bytes operator>>(Bytes a, uint32_t bits) {
+  return {_mm_srl_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))};
+}  // mask afterwards
+inline Bytes operator<<(Bytes a, uint32_t bits) {
+  return {_mm_sll_epi16(a.v, _mm_cvtsi32_si128(static_cast<int>(bits)))};
+}  // mask afterwards
+inline Bytes operator+(Bytes a, int b) { return {_mm_add_epi8(a.v, _mm_set1_epi8(static_cast<char>(b)))}; }
+
+// Each column's byte in all four values of its turn.
+inline Codes spread(Bytes a) {
+  const __m512i repeat =
+      _mm512_set_epi32(0x0F0F0F0F, 0x0E0E0E0E, 0x0D0D0D0D, 0x0C0C0C0C, 0x0B0B0B0B, 0x0A0A0A0A, 0x09090909, 0x08080808,
+                       0x07070707, 0x06060606, 0x05050505, 0x04040404, 0x03030303, 0x02020202, 0x01010101, 0x00000000);
+  return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(a.v), repeat)};
+}
+// q + 128, or -q + 128 where value t's bit first + t of the column's spread signs is set.
+template <int first>
+inline Codes with_signs(Codes q, Codes signs) {
+  const __m512i bits = _mm512_set1_epi32(first == 0 ? 0x08040201 : static_cast<int>(0x80402010u));
+  const __m512i bias = _mm512_set1_epi8(-128);
+  return {_mm512_mask_sub_epi8(_mm512_add_epi8(bias, q.v), _mm512_test_epi8_mask(signs.v, bits), bias, q.v)};
+}
+
+struct Indices {  // of a codebook's rows, one for each column
+  alignas(32) uint16_t v[kCodeColumns];
+};
+inline Indices indices(Bytes low, Bytes high) {
+  Indices y;
+  _mm_store_si128(reinterpret_cast<__m128i*>(y.v), _mm_unpacklo_epi8(low.v, high.v));
+  _mm_store_si128(reinterpret_cast<__m128i*>(y.v + 8), _mm_unpackhi_epi8(low.v, high.v));
+  return y;
+}
+// Rows of 8 bytes: values 0..3 and 4..7 of each column. Single loads are no slower than a gather.
+inline void look_up_8(const void* codebook, const Indices& at, Codes& low, Codes& high) {
+  const auto* rows = static_cast<const long long*>(codebook);
+  const __m512i first = _mm512_set_epi64(rows[at.v[7]], rows[at.v[6]], rows[at.v[5]], rows[at.v[4]], rows[at.v[3]],
+                                         rows[at.v[2]], rows[at.v[1]], rows[at.v[0]]);
+  const __m512i second = _mm512_set_epi64(rows[at.v[15]], rows[at.v[14]], rows[at.v[13]], rows[at.v[12]],
+                                          rows[at.v[11]], rows[at.v[10]], rows[at.v[9]], rows[at.v[8]]);
+  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  low.v = _mm512_permutex2var_epi32(first, even, second);
+  high.v = _mm512_permutex2var_epi32(first, _mm512_add_epi32(even, _mm512_set1_epi32(1)), second);
+}
+// Rows of 4 bytes.
+inline Codes look_up_4(const void* codebook, const Indices& at) {
+  const auto* rows = static_cast<const int*>(codebook);
+  return {_mm512_set_epi32(rows[at.v[15]], rows[at.v[14]], rows[at.v[13]], rows[at.v[12]], rows[at.v[11]],
+                           rows[at.v[10]], rows[at.v[9]], rows[at.v[8]], rows[at.v[7]], rows[at.v[6]], rows[at.v[5]],
+                           rows[at.v[4]], rows[at.v[3]], rows[at.v[2]], rows[at.v[1]], rows[at.v[0]])};
+}
 
 inline Scales load_scales(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store_scales(float* p, Scales a) { _mm512_storeu_ps(p, a.v); }

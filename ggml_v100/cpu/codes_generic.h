@@ -61,11 +61,26 @@ inline Codes lookup(const Codes& indices, const uint8_t* table) {  // indices be
   return each_code([&](int i) { return table[indices.v[i]]; });
 }
 
+inline Codes plus(const Codes& a, int b) {
+  return each_code([&](int i) { return a.v[i] + b; });
+}
+// Products of bytes with a constant, modulo 256.
+inline Codes times(const Codes& a, int factor) {
+  return each_code([&](int i) { return a.v[i] * factor; });
+}
+// 3 a / 256, the first digit of a fraction in base 3.
+inline Codes first_trit(const Codes& a) {
+  return each_code([&](int i) { return a.v[i] * 3 >> 8; });
+}
+
 inline Bytes load_bytes(const std::byte* p) {
   return each_byte([=](int i) { return p[i]; });
 }
 inline Bytes operator|(const Bytes& a, const Bytes& b) {
   return each_byte([&](int i) { return a.v[i] | b.v[i]; });
+}
+inline Bytes operator^(const Bytes& a, const Bytes& b) {
+  return each_byte([&](int i) { return a.v[i] ^ b.v[i]; });
 }
 inline Bytes operator&(const Bytes& a, int mask) {
   return each_byte([&](int i) { return a.v[i] & mask; });
@@ -76,8 +91,41 @@ inline Bytes operator>>(const Bytes& a, uint32_t bits) {
 inline Bytes operator<<(const Bytes& a, uint32_t bits) {
   return each_byte([&](int i) { return a.v[i] << bits; });
 }
-inline Bytes operator-(const Bytes& a, int b) {
-  return each_byte([&](int i) { return a.v[i] - b; });
+inline Bytes operator+(const Bytes& a, int b) {
+  return each_byte([&](int i) { return a.v[i] + b; });
+}
+
+// Each column's byte in all four values of its turn.
+inline Codes spread(const Bytes& a) {
+  return each_code([&](int i) { return a.v[i / 4]; });
+}
+// q + 128, or -q + 128 where value t's bit first + t of the column's spread signs is set.
+template <int first>
+inline Codes with_signs(const Codes& q, const Codes& signs) {
+  return each_code([&](int i) { return 128 + ((signs.v[i] >> (first + i % 4) & 1) != 0 ? -q.v[i] : q.v[i]); });
+}
+
+struct Indices {  // of a codebook's rows, one for each column
+  uint16_t v[16];
+};
+inline Indices indices(const Bytes& low, const Bytes& high) {
+  Indices y;
+  for (int c = 0; c < 16; ++c) y.v[c] = static_cast<uint16_t>(low.v[c] | high.v[c] << 8);
+  return y;
+}
+// Rows of 8 bytes: values 0..3 and 4..7 of each column.
+inline void look_up_8(const void* codebook, const Indices& at, Codes& low, Codes& high) {
+  for (int c = 0; c < 16; ++c) {
+    const auto* row = static_cast<const uint8_t*>(codebook) + 8 * at.v[c];
+    std::memcpy(low.v + 4 * c, row, 4);
+    std::memcpy(high.v + 4 * c, row + 4, 4);
+  }
+}
+// Rows of 4 bytes.
+inline Codes look_up_4(const void* codebook, const Indices& at) {
+  Codes y;
+  for (int c = 0; c < 16; ++c) std::memcpy(y.v + 4 * c, static_cast<const uint8_t*>(codebook) + 4 * at.v[c], 4);
+  return y;
 }
 
 inline Scales load_scales(const float* p) {

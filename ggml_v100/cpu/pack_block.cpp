@@ -155,6 +155,19 @@ void put_iq4_xs(std::byte* cell, int32_t c, const std::byte* block) {
   for (int32_t j = 0; j < 8; ++j) put_words(cell + 128 + j * 256, c, block + 8 + 16 * j, 4);
 }
 
+// The bits of d are the top nibbles of four words, which hold four 3-bit scales each below.
+void put_iq1_m(std::byte* cell, int32_t c, const std::byte* block) {
+  const auto word = [&](int32_t i) { return as_byte(block[48 + 2 * i]) | as_byte(block[49 + 2 * i]) << 8; };
+  const auto d = static_cast<uint16_t>(word(0) >> 12 | word(1) >> 12 << 4 | word(2) >> 12 << 8 | word(3) >> 12 << 12);
+  std::memcpy(cell + 2 * c, &d, 2);
+  for (int32_t j = 0; j < 8; ++j) {
+    const int32_t pair = word(j / 2) >> (6 * (j % 2)) & 63;
+    cell[64 + 16 * (j / 2) + c] |= static_cast<std::byte>((pair & 15) << (4 * (j % 2)));
+    cell[32 + 16 * (j / 4) + c] |= static_cast<std::byte>(pair >> 4 << (2 * (j % 4)));
+  }
+  for (int32_t i = 0; i < 48; ++i) cell[128 + 16 * i + c] = block[i];
+}
+
 // Two blocks of 32; a sub-block of 16 pairs value j with value j + 8 in a byte.
 void put_nvfp4(std::byte* cell, int32_t c, const std::byte* block) {
   for (int32_t k = 0; k < 4; ++k) {
@@ -241,14 +254,16 @@ void put_block(PanelKind kind, std::byte* panel, int32_t c, int32_t index, const
       put_half(cell, c, block + 52);
       put_words(cell + 32, c, block, 13);
       return;
-    case PanelKind::iq1_s:
     case PanelKind::iq1_m:
+      return put_iq1_m(cell, c, block);
+    case PanelKind::iq1_s:
     case PanelKind::iq2_xxs:
     case PanelKind::iq2_xs:
     case PanelKind::iq2_s:
     case PanelKind::iq3_xxs:
     case PanelKind::iq3_s:
-      for (int32_t i = 0; i < format.cell_bytes / kPanelColumns; ++i) cell[16 * i + c] = block[i];
+      put_half(cell, c, block);
+      for (int32_t i = 2; i < format.cell_bytes / kPanelColumns; ++i) cell[16 * i + c] = block[i];
       return;
   }
 }

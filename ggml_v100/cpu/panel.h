@@ -13,7 +13,8 @@
 // A byte of each column takes 16 bytes, an f16 number of each column 32.
 //   six-bit pairs  12 x 16 bytes: numbers a_j and b_j of 6 bits for j = 0..7; their low nibbles are byte j (a in its low
 //                  half), their upper two bits nibble j % 2 of byte 8 + j / 2 (a in its low half)
-// The codebook formats keep the bytes of the file, transposed: byte i of a block of each column at 16 i.
+// The codebook formats keep the bytes of the file, transposed: byte i of a block of each column at 16 i; but d comes first
+// as f16 numbers.
 // Columns past out_features are zero.
 #pragma once
 

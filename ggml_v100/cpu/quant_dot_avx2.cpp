@@ -11,7 +11,7 @@
 //           a turn
 #include "cpu/codes_avx2.h"
 //
-#include "cpu/codecs.h"
+#include "cpu/expanded.h"
 
 namespace v100::cpu {
 

@@ -11,7 +11,7 @@
 // Note      vpdpbusd is written in assembly: gcc 12 copies the accumulator of the intrinsic back and forth
 #include "cpu/codes_avx512.h"  // first: it includes the intrinsics with gcc's false warnings off
 //
-#include "cpu/codecs.h"
+#include "cpu/expanded.h"
 
 namespace v100::cpu {
 

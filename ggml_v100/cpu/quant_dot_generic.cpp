@@ -9,7 +9,7 @@
 
 #include "cpu/codes_generic.h"
 //
-#include "cpu/codecs.h"
+#include "cpu/expanded.h"
 
 namespace v100::cpu {
 

@@ -3,7 +3,7 @@
 // blocks.
 #pragma once
 
-#include "cpu/expand_codebooks.h"
+#include "cpu/expanded.h"
 
 namespace v100::cpu {
 
@@ -23,17 +23,16 @@ void dot_expanded(const ExpandedBlock* blocks, int32_t n_blocks, const Activatio
 }
 
 template <PanelKind... kinds>
-constexpr void add_kinds(QuantKernels& k) {
-  ((k.dot[static_cast<int>(kinds)] = dot_panel<kinds>, k.expand[static_cast<int>(kinds)] = expand<kinds>,
+constexpr void add_expanded(QuantKernels& k) {
+  ((k.expand[static_cast<int>(kinds)] = expand<kinds>,
     k.dot_expanded[static_cast<int>(kinds)] = dot_expanded<shared_traits(kTraits<kinds>)>),
    ...);
 }
 
 template <PanelKind... kinds>
-constexpr void add_codebooks(QuantKernels& k) {
-  ((k.expand[static_cast<int>(kinds)] = expand_codebook<kinds>,
-    k.dot_expanded[static_cast<int>(kinds)] = dot_expanded<shared_traits(kTraits<kinds>)>),
-   ...);
+constexpr void add_direct(QuantKernels& k) {
+  ((k.dot[static_cast<int>(kinds)] = dot_panel<kinds>), ...);
+  add_expanded<kinds...>(k);
 }
 
 constexpr QuantKernels quant_kernels() {
@@ -41,11 +40,9 @@ constexpr QuantKernels quant_kernels() {
   QuantKernels k{};
   k.dot_rows = kDotRows;
   k.tile_rows = kTileRows;
-  add_kinds<q8_0, q4_0, q4_1, q5_0, q5_1, q2_K, q3_K, q4_K, q5_K, q6_K, iq4_nl, iq4_xs, mxfp4, nvfp4, q1_0, q2_0,
-            tq2_0>(k);
-  add_codebooks<iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s>(k);
-  k.expand[static_cast<int>(tq1_0)] = expand_tq1_0;
-  k.dot_expanded[static_cast<int>(tq1_0)] = dot_expanded<shared_traits(kTraits<tq1_0>)>;
+  add_direct<q8_0, q4_0, q4_1, q5_0, q5_1, q2_K, q3_K, q4_K, q5_K, q6_K, iq4_nl, iq4_xs, mxfp4, nvfp4, q1_0, q2_0,
+             tq2_0>(k);
+  add_expanded<tq1_0, iq1_s, iq1_m, iq2_xxs, iq2_xs, iq2_s, iq3_xxs, iq3_s>(k);
   return k;
 }
 

@@ -171,8 +171,8 @@ void put_iq1_m(std::byte* cell, int32_t c, const std::byte* block) {
 // Two blocks of 32; a sub-block of 16 pairs value j with value j + 8 in a byte.
 void put_nvfp4(std::byte* cell, int32_t c, const std::byte* block) {
   for (int32_t k = 0; k < 4; ++k) {
-    const int32_t s = as_byte(block[k]) & 0x7F;
-    put_byte(cell + 16 * k, c, s == 0x7F ? 0 : s);  // counts as zero
+    const int32_t s = as_byte(block[k]);
+    put_byte(cell + 16 * k, c, s == 0x7F ? 0 : s & 0x7F);  // 0x7F counts as zero, bit 7 as clear
   }
   for (int32_t j = 0; j < 2; ++j) {
     const auto q =

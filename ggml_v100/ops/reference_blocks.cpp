@@ -176,7 +176,7 @@ void unpack_block(QuantType type, const std::byte* b, int8_t* q, float* scale, f
       return fill(32, [&](int32_t i) { return kDoubledE2m1[nibble(b, 1, i)]; });
     case QuantType::NVFP4:
       for (int32_t k = 0; k < 4; ++k) {
-        const int32_t s = byte_at(b, k) & 127, exponent = s >> 3, mantissa = s & 7;
+        const int32_t s = byte_at(b, k), exponent = s >> 3 & 15, mantissa = s & 7;
         scale[k] = s == 127       ? 0.0f
                    : exponent > 0 ? std::ldexp(static_cast<float>(8 + mantissa), exponent - 11)
                                   : std::ldexp(static_cast<float>(mantissa), -10);

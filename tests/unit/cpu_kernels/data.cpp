@@ -81,6 +81,8 @@ std::vector<std::byte> random_rows(QuantType type, int32_t features, int32_t row
               : codes == Codes::lowest ? lowest
                                        : highest;
     if (type == QuantType::MXFP4) at[0] = static_cast<std::byte>(118 + random() % 6);
+    if (type == QuantType::NVFP4 && scales == Scales::ordinary)  // else anything
+      for (int32_t i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(0x30 + random() % 24);
     if (type == QuantType::IQ1_M) {  // the scale's bits are the top nibbles of four words
       const uint16_t half = random_half(random, scales);
       for (int32_t i = 0; i < 4; ++i) {

@@ -1,7 +1,9 @@
 // Linear layers against the reference, bit for bit: all tails, extremes, combinations, and real sizes.
 #include <array>
+#include <cmath>
 
 #include "harness.h"
+#include "quants/decode.h"
 
 namespace v100::test {
 
@@ -136,6 +138,32 @@ void test_linear_real_sizes(Pair& pair, Failures& failures) {
     check(pair, failures, QuantType::F16, 576, 320, m, random);
     check(pair, failures, QuantType::IQ4_XS, 2048, 128, m, random);
     check(pair, failures, QuantType::IQ3_S, 1792, 64, m, random);
+  }
+}
+
+// Against decoded weights and unrounded activations in f64: no type loses more than its activations' 8 bits do.
+void test_linear_accuracy(Pair& pair, Failures& failures) {
+  Random random(6);
+  for (const QuantType type : kTypes) {
+    constexpr int32_t k = 2048, n = 20, m = 3;
+    const auto rows = random_rows(type, k, n, random);
+    const std::vector<float> inputs = random_inputs(m, k, random);
+    std::vector<float> weights(size_t{k} * n);
+    decode(type, rows.data(), weights.data(), int64_t{k} * n);
+    const Linear layer{pair.fast->pack_linear(type, k, n, rows.data(), pair.pool), {}};
+    const Ops::Scope scope(*pair.fast_ops);
+    const Tensor y = pair.fast_ops->linear(copy_to(*pair.fast_ops, inputs, m), layer);
+    for (int32_t r = 0; r < m; ++r)
+      for (int32_t c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0;
+        for (int32_t i = 0; i < k; ++i) {
+          const double term =
+              static_cast<double>(weights[static_cast<size_t>(c * k + i)]) * inputs[static_cast<size_t>(r * k + i)];
+          sum += term, magnitude += std::fabs(term);
+        }
+        const double error = std::fabs(y.row(r)[c] - sum) / magnitude;
+        failures.expect(error < 1e-3, describe(type, k, n, m) + ": relative error " + std::to_string(error));
+      }
   }
 }
 

@@ -125,8 +125,8 @@ void rope_interleaved_head(float* head, const float* cosine, const float* sine, 
 
 void quantize_tile(const float* x, int64_t x_stride, int32_t rows, int32_t n_blocks, PanelKind kind,
                    ActivationBlock* tile) {
-  const int32_t bias = kPanelFormats[static_cast<int32_t>(kind)].bias;
-  const bool halves = kind == PanelKind::q6_K;
+  const int32_t bias = panel_format(kind).bias;
+  const bool halves = panel_format(kind).group == 16;
   for (int32_t row = 0; row < rows; ++row) {
     const float* values = x + row * x_stride;
     for (int32_t block = 0; block < n_blocks; ++block, values += 32) {
@@ -141,10 +141,14 @@ void quantize_tile(const float* x, int64_t x_stride, int32_t rows, int32_t n_blo
       store_i8(out.p + 16, q);
       // Sums of 16 integers below 128 are exact in f32.
       const auto first = static_cast<int32_t>(sum_of(p)), second = static_cast<int32_t>(sum_of(q));
+      const int32_t sums[2] = {halves ? first : first + second, second};
       out.scale = largest / 127.0f;
-      out.sum = out.scale * static_cast<float>(first + second);
-      out.bias_sum = -bias * (halves ? first : first + second);
-      out.bias_sum_second = halves ? -bias * second : 0;
+      for (int i = 0; i < 2; ++i) {
+        if (bias == 0)
+          out.sum[i] = out.scale * static_cast<float>(sums[i]);
+        else
+          out.bias_sum[i] = -bias * sums[i];
+      }
     }
   }
 }

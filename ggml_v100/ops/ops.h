@@ -104,15 +104,20 @@ class Ops {
 
   // y [rows, out] = W x (+ bias added last).
   //
-  // Block-quantised types with an integer path (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K): each 32 values of x become int8
-  // p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x| is not finite, with scale dx = max|x| / 127 and
-  // S = dx * sum p_i.
-  // A group is 32 values of a row (16 for Q6_K; the activation block stays 32). y starts at 0; per group, in order of k:
+  // Quantised types: each 32 values of x become int8 p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x|
+  // is not finite, with scale dx = max|x| / 127. A group is 32 values of a row, 16 for the types marked *; the activation
+  // block stays 32. y starts at 0; per group, in order of k:
   //   y = fma(scale * dx, float(sum q_i * p_i), y)   and, for types with a minimum,   y = fma(minimum, Sg, y)
-  // with exact integer sums. (scale, minimum, q) per type:
+  // with exact integer sums and Sg = dx * float(sum p_i) of the group. (scale, minimum, q) per type:
   //   Q8_0 (d, -, q)   Q4_0 (d, -, q - 8)   Q5_0 (d, -, q - 16)   Q4_1, Q5_1 (d, m, q)
-  //   Q4_K (d * sc, -(dmin * mn), q)   Q6_K (d * sc, -, q - 32).     Sg is S of the group's block.
-  // All other types: W decoded to f32; y starts at 0; y = fma(w_k, x_k, y) for ascending k with unrounded x.
+  //   Q2_K* (d * sc, -(dmin * mn), q)   Q3_K* (d * (sc - 32), -, q - 4)   Q4_K, Q5_K (d * sc, -(dmin * mn), q)
+  //   Q6_K* (d * sc, -, q - 32)   IQ4_NL (d, -, level)   IQ4_XS (d * (sc - 32), -, level)
+  //   MXFP4, NVFP4* (half the block's or group's scale, -, twice the E2M1 value)
+  //   Q1_0 (d, -, 1 or -1)   Q2_0, TQ1_0, TQ2_0 (d, -, q - 1)   With s' = d * (2 s + 1) and codebook values G:
+  //   IQ2_XXS, IQ2_XS*, IQ2_S* (s' * 1/8, -, +-G)   IQ3_XXS (s' * 1/4, -, +-G)   IQ3_S (s', -, +-G)
+  //   IQ1_S, IQ1_M* (s' * 1/8, -, 8 G + 1 or 8 G - 1)
+  // F32, F16, BF16, F64 (and Q8_1, Q8_K, which files do not use for weights): W decoded to f32; y starts at 0;
+  // y = fma(w_k, x_k, y) for ascending k with unrounded x.
   virtual Tensor linear(Tensor x, const Linear& w) = 0;
   // Several weights of the same input; outputs[i] = linear(x, *weights[i]).
   virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;

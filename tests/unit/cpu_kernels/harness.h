@@ -98,6 +98,7 @@ void test_linear_shapes(Pair& pair, Failures& failures);
 void test_linear_extremes(Pair& pair, Failures& failures);
 void test_linear_combinations(Pair& pair, Failures& failures);
 void test_linear_real_sizes(Pair& pair, Failures& failures);
+void test_linear_accuracy(Pair& pair, Failures& failures);
 void test_attention(Pair& pair, Failures& failures);
 void test_attention_unseen_keys(Pair& pair, Failures& failures);
 void test_encoder_searches(Pair& pair, Failures& failures);

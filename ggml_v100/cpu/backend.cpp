@@ -27,6 +27,7 @@ using cpu::LinearJob;
 using cpu::PackedWeight;
 
 constexpr int64_t kParallelValues = 32 << 10;  // element-wise work below this stays on the calling thread (~2 us)
+constexpr size_t kMostWeights = 8;  // of one multi_linear
 
 class CpuOps final : public Ops {
  public:
@@ -70,12 +71,15 @@ class CpuOps final : public Ops {
   }
 
   void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) override {
-    std::vector<LinearJob> jobs(weights.size());
+    std::array<LinearJob, kMostWeights> jobs{};
+    if (weights.size() > jobs.size())
+      throw InvalidArgument("multi_linear of " + std::to_string(weights.size()) + " weights, the limit is " +
+                            std::to_string(jobs.size()));
     for (size_t i = 0; i < weights.size(); ++i) {
-      jobs[i].layer = weights[i];
-      jobs[i].y = outputs[i] = create(x.rows, weights[i]->weight->out_features);
+      outputs[i] = create(x.rows, weights[i]->weight->out_features);
+      jobs[i] = {.layer = weights[i], .y = outputs[i]};
     }
-    cpu::run_linear_jobs(x, jobs, kernels_, arena_, pool_);
+    cpu::run_linear_jobs(x, std::span(jobs).first(weights.size()), kernels_, arena_, pool_);
   }
 
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {

@@ -36,6 +36,12 @@ def backend_info() -> dict[str, Any]:
 def dequantize(type_name: str, data: bytes, n_values: int) -> NDArray[np.float32]:
     """Decode `n_values` values of packed blocks to f32 (the formulas of the GGUF block formats)."""
 
+def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """ln Σ exp of each row of `logits` [rows, n_vocab] (C order): a logit less this is its log-probability.
+
+    Raises `PyllamaError` for NaN, +inf and rows of only -inf.
+    """
+
 @final
 class GgufFile:
     """A read-only, validated view of a GGUF file and, where it is split, of all its shards.
@@ -175,6 +181,12 @@ class StepOutput(NamedTuple):
     logprob: float  # ln softmax(raw logits)[token], or with post_sampling_probs its probability; 0.0 when n_probs is 0
     top: list[tuple[int, float]]  # (id, logprob or probability), falling, n_probs long at most; empty unless asked for
 
+class InputSums(NamedTuple):
+    """Of one weight. A stack of experts has a matrix per expert, any other weight one."""
+
+    squares: NDArray[np.float64]  # [matrices, columns] sums of x²
+    n_rows: NDArray[np.int64]  # [matrices] rows of x summed
+
 @final
 class Engine:
     """Memory for `n_seq_max` sequences over one shared pool of `n_ctx` tokens, and the forward pass over them.
@@ -204,6 +216,7 @@ class Engine:
         yarn_attn_factor: float = -1.0,
         yarn_beta_fast: float = -1.0,
         yarn_beta_slow: float = -1.0,
+        collect_importance: bool = False,
     ) -> None: ...
     @property
     def n_ctx(self) -> int: ...
@@ -242,6 +255,11 @@ class Engine:
         """The KV pages as bytes (whole pages of 256 tokens); only an engine of the same model and types loads them."""
     def load_sequence(self, seq_id: int, state: bytes) -> None:
         """InvalidArgument with the reason when the state is truncated or from another model, type or version."""
+
+    def importance(self) -> dict[str, InputSums]:
+        """What the linear weights were fed in all passes of 16 rows and more, by tensor name: the makings of an
+        importance matrix. Empty without ``collect_importance``, which costs a few percent of the speed.
+        """
 
     # Low-level, llama-style.
     def decode(

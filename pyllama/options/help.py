@@ -9,7 +9,7 @@ SECTIONS = (
     ("common params", ("common",)),
     ("sampling params", ("sampling",)),
     ("speculative params", ("speculative",)),
-    ("example-specific params", ("server", "cli", "multimodal", "router", "preset")),
+    ("example-specific params", ("server", "cli", "scoring", "tokenize", "multimodal", "router", "preset")),
 )
 
 BENCH_SECTIONS = (("options", ("bench",)),)

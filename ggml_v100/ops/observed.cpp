@@ -1,7 +1,9 @@
 // The observing decorator of Ops. Inputs are copied to the host first, so that it serves every device.
 #include "ops/observed.h"
 
+#include <array>
 #include <span>
+#include <string_view>
 #include <utility>
 
 namespace v100 {
@@ -14,7 +16,7 @@ class ObservedOps final : public Ops {
       : inner_(std::move(inner)), statistics_(statistics) {}
 
   Tensor linear(Tensor x, const Linear& w) override {
-    observe(x, {{&w}});
+    observe(x, std::array{&w});
     return inner_->linear(x, w);
   }
   void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) override {
@@ -22,7 +24,7 @@ class ObservedOps final : public Ops {
     inner_->multi_linear(x, weights, outputs);
   }
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
-    observe(x, {{&gate, &up}});
+    observe(x, std::array{&gate, &up});
     return inner_->gated_linear(x, gate, up, activation);
   }
 

@@ -1,13 +1,12 @@
 """Writes importance matrices in the older binary form (`.dat`), which keeps no count per expert."""
 
-import os
 import struct
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from pyllama.errors import InvalidArgument
+from pyllama.replaced_file import replaced_file
 
 from .imatrix import ImportanceMatrix
 
@@ -29,15 +28,5 @@ def write_legacy_imatrix(path: Path | str, matrix: ImportanceMatrix) -> None:
         parts.append((means * np.float32(n_calls)).astype("<f4").tobytes())
     dataset = (matrix.datasets[-1] if matrix.datasets else "").encode("utf-8", "surrogateescape")
     parts += [struct.pack("<2i", matrix.chunk_count, len(dataset)), dataset]
-    target = Path(path)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(b"".join(parts))
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(partial).chmod(0o666 & ~umask)  # mkstemp made it private
-        Path(partial).replace(target)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    with replaced_file(path) as file:
+        file.write(b"".join(parts))

@@ -7,15 +7,16 @@ ln p = scale * q + minimum. Values more than 16 below the largest are raised to 
 
 import os
 import struct
-import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyllama.errors import GgufError, InvalidArgument
+from pyllama.replaced_file import replaced_file
 
 MAGIC = b"_logits_"
 DEPTH = 16.0  # nats below the largest logit that are told apart
@@ -60,34 +61,13 @@ class LogitsHeader(NamedTuple):
         return self.n_ctx - 1 - self.n_ctx // 2
 
 
-class LogitsWriter:
-    """Leaving the context normally puts the file in place; by an exception removes what was written."""
-
-    def __init__(self, path: Path | str, header: LogitsHeader) -> None:
-        self._path = Path(path)
-        descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", suffix=".partial", dir=self._path.parent)
-        self._partial = Path(name)
-        self._file = os.fdopen(descriptor, "wb")
-        self._file.write(MAGIC + struct.pack("<3i", header.n_ctx, header.n_vocab, len(header.chunks)))
-        self._file.write(np.ascontiguousarray(header.chunks, "<i4"))
-
-    def write(self, rows: NDArray[np.void]) -> None:
-        self._file.write(rows.tobytes())
-
-    def __enter__(self) -> "LogitsWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if kind is None:
-            umask = os.umask(0)
-            os.umask(umask)
-            self._partial.chmod(0o666 & ~umask)  # mkstemp made it private
-            self._partial.replace(self._path)
-        else:
-            self._partial.unlink(missing_ok=True)
+@contextmanager
+def saved_rows(path: Path | str, header: LogitsHeader) -> Iterator[Callable[[NDArray[np.void]], object]]:
+    """The function given writes further rows; the file appears when the context ends normally."""
+    with replaced_file(path) as file:
+        file.write(MAGIC + struct.pack("<3i", header.n_ctx, header.n_vocab, len(header.chunks)))
+        file.write(np.ascontiguousarray(header.chunks, "<i4"))
+        yield lambda rows: file.write(rows.tobytes())
 
 
 class LogitsReader:

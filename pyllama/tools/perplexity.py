@@ -15,7 +15,7 @@ from pyllama.options import Options, parse_options
 
 from .command_line import run_command
 from .kl_divergence import CHUNK_TITLE, chunk_line, compare_rows, concatenated, report, summarise
-from .logits_file import LogitsHeader, LogitsReader, LogitsWriter, check_vocabulary, encode_rows
+from .logits_file import LogitsHeader, LogitsReader, check_vocabulary, encode_rows, saved_rows
 from .scoring import (
     Mean,
     Progress,
@@ -54,14 +54,14 @@ def score(options: Options) -> None:
         first, end = scored_positions(model.n_ctx)
         header = LogitsHeader(model.n_vocab, chunks)
         progress.start(len(chunks), model.n_ctx)
-        with LogitsWriter(options.logits_file, header) if options.logits_file else nullcontext() as saved:
+        with saved_rows(options.logits_file, header) if options.logits_file else nullcontext() as save_rows:
             for number, chunk in enumerate(chunks, 1):
                 for position, logits in model.logits(chunk, first, end):
                     log_sums = log_sum_exp(logits)
                     following = chunk[position + 1 : position + 1 + len(logits)]
                     surprise.add(-token_logprobs(logits, log_sums, following))
-                    if saved is not None:
-                        saved.write(encode_rows(logits, log_sums))
+                    if save_rows is not None:
+                        save_rows(encode_rows(logits, log_sums))
                 print_chunk(number, model.n_ctx, surprise, lines=options.ppl_output_type == 1)
                 if number == 1:
                     progress.first_done(len(chunks))

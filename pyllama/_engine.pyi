@@ -258,7 +258,7 @@ class Engine:
 
     def importance(self) -> dict[str, InputSums]:
         """What the linear weights were fed in all passes of 16 rows and more, by tensor name: the makings of an
-        importance matrix. Empty without ``collect_importance``, which costs a few percent of the speed.
+        importance matrix. Empty without ``collect_importance``, which takes 8 % longer with a small model.
         """
 
     # Low-level, llama-style.

@@ -51,13 +51,14 @@ def statistics_report(title: str, matrix: ImportanceMatrix) -> str:
     layers: dict[int, float] = defaultdict(float)
     for name in sorted(statistics, key=_in_order):
         s, match = statistics[name], _LAYER.fullmatch(name)
-        before = None
+        gain = "-"
         if match:
             layers[int(match[1])] += s.total
             before = statistics.get(f"blk.{int(match[1]) - 1}.{match[2]}")
+            gain = _gain(s.total, before.total if before else None)
         lines.append(
             f"{match[1] if match else '-':>6} | {name:<40} | {s.total:14.4f} {s.lowest:12.6f} {s.highest:12.6f} "
-            f"{s.mean:12.6f} {s.deviation:12.6f} {100 * s.evenness:7.2f}% {_gain(s.total, before and before.total):>7}"
+            f"{s.mean:12.6f} {s.deviation:12.6f} {100 * s.evenness:7.2f}% {gain:>7}"
         )
     lines += ["", f"{len(layers)} layers", "", f" Layer | {'∑ E[A²]':>14} {'Gain':>7}"]
     lines.append("-" * len(lines[-1]))

@@ -102,6 +102,9 @@ def summarise(c: Comparison) -> Summary:
     )
 
 
+DIVERGENCE_MARKS = (100, 99.9, 99, 95, 90, 50, 10, 5, 1, 0.1, 0)  # percent, falling
+CHANGE_MARKS = (100, 99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1, 0)
+
 CHUNK_TITLE = (
     "chunk             PPL               ln(PPL(Q)/PPL(base))          KL Divergence              Δp RMS            "
     "Same top p"
@@ -129,20 +132,17 @@ def report(c: Comparison, s: Summary) -> str:
         "====== KL divergence statistics ======",
         f"Mean    KLD: {_pm(s.divergence, 10, 6)}",
     ]
-    marks = (100, 99.9, 99, 95, 90, 50, 10, 5, 1, 0.1, 0)
-    values = np.percentile(c.divergence, marks)
-    lines += [f"{_mark(mark)} KLD: {value:10.6f}" for mark, value in zip(marks, values, strict=True)]
+    lines += [f"{mark} KLD: {value:10.6f}" for mark, value in _quantiles(c.divergence, DIVERGENCE_MARKS)]
     lines += ["", "====== Token probability statistics ======", f"Mean    Δp: {_percent(s.change)}"]
-    marks = (100, 99.9, 99, 95, 90, 75, 50, 25, 10, 5, 1, 0.1, 0)
-    values = np.percentile(c.probability_change, marks)
-    lines += [f"{_mark(mark)} Δp: {100 * value:6.3f}%" for mark, value in zip(marks, values, strict=True)]
+    lines += [f"{mark} Δp: {100 * value:6.3f}%" for mark, value in _quantiles(c.probability_change, CHANGE_MARKS)]
     lines += [f"RMS Δp    : {_percent(s.rms_change)}", f"Same top p: {_percent(s.same_top)}"]
     return "\n".join(lines)
 
 
-def _mark(percent: float) -> str:
-    names = {100: "Maximum", 50: "Median ", 0: "Minimum"}
-    return names.get(percent, f"{percent:4.1f}%  ")
+def _quantiles(values: NDArray[np.float64], marks: tuple[float, ...]) -> list[tuple[str, float]]:
+    names: dict[float, str] = {100: "Maximum", 50: "Median ", 0: "Minimum"}
+    found = np.percentile(values, marks).tolist()
+    return [(names.get(mark, f"{mark:4.1f}%  "), value) for mark, value in zip(marks, found, strict=True)]
 
 
 def _pm(figure: tuple[float, float], width: int, digits: int) -> str:

@@ -44,7 +44,7 @@ def encode_rows(logits: NDArray[np.float32], log_sums: NDArray[np.float64]) -> N
 
 def decode_rows(rows: NDArray[np.void], n_vocab: int) -> NDArray[np.float32]:
     """ln p [rows, n_vocab]."""
-    codes = rows["codes"][:, :n_vocab].astype(np.float32)
+    codes: NDArray[np.float32] = rows["codes"][:, :n_vocab].astype(np.float32)
     return codes * rows["scale"][:, None] + rows["minimum"][:, None]
 
 
@@ -66,7 +66,7 @@ def saved_rows(path: Path | str, header: LogitsHeader) -> Iterator[Callable[[NDA
     """The function given writes further rows; the file appears when the context ends normally."""
     with replaced_file(path) as file:
         file.write(MAGIC + struct.pack("<3i", header.n_ctx, header.n_vocab, len(header.chunks)))
-        file.write(np.ascontiguousarray(header.chunks, "<i4"))
+        file.write(header.chunks.astype("<i4").tobytes())
         yield lambda rows: file.write(rows.tobytes())
 
 

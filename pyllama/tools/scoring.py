@@ -65,14 +65,14 @@ class ScoredModel:
         Gives (position of the first row, rows) until the logits after positions `first` to `end` - 1 are out.
         """
         tokens = chunk.copy()
-        if self.tokenizer.add_bos:
+        if self.tokenizer.add_bos and self.tokenizer.bos_id is not None:
             tokens[0] = self.tokenizer.bos_id
         wanted = np.zeros(len(tokens), bool)
         wanted[first:end] = True
         self.engine.clear(0)
         for start in range(0, len(tokens), self._piece):
             piece = slice(start, start + self._piece)
-            self.engine.decode(tokens[piece], logits=wanted[piece])
+            self.engine.decode(tokens[piece].tolist(), logits=wanted[piece].tolist())
             if wanted[piece].any():
                 yield max(start, first), self.engine.logits()
 

@@ -44,8 +44,9 @@ def encode_rows(logits: NDArray[np.float32], log_sums: NDArray[np.float64]) -> N
 
 def decode_rows(rows: NDArray[np.void], n_vocab: int) -> NDArray[np.float32]:
     """ln p [rows, n_vocab]."""
-    codes: NDArray[np.float32] = rows["codes"][:, :n_vocab].astype(np.float32)
-    return codes * rows["scale"][:, None] + rows["minimum"][:, None]
+    codes = rows["codes"][:, :n_vocab].astype(np.float32)
+    decoded: NDArray[np.float32] = codes * rows["scale"][:, None] + rows["minimum"][:, None]
+    return decoded
 
 
 class LogitsHeader(NamedTuple):

@@ -19,7 +19,7 @@ from support.command import Caller
 from support.prompts import PROMPTS
 
 N_CTX = 64
-N_CHUNKS = 3
+N_CHUNKS = 1
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not peer_is_installed(), reason="needs the xllamacpp wheel")]
 

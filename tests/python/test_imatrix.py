@@ -1,6 +1,7 @@
 """llama-imatrix on tiny models: files against NumPy and the `gguf` package, merging, the older form, statistics."""
 
 import re
+import struct
 
 import gguf
 import numpy as np
@@ -132,6 +133,14 @@ def test_experts_that_saw_no_token_count_every_column_alike_in_the_older_form(tm
     write_legacy_imatrix(tmp_path / "a.dat", matrix)
     found = read_imatrix(tmp_path / "a.dat").weights("blk.0.ffn_up_exps.weight", 2, 2)
     assert found.tolist() == matrix.weights("blk.0.ffn_up_exps.weight", 2, 2).tolist() == [[4 / 64, 8 / 64], [1, 1]]
+
+
+def test_layout_of_the_older_form(tmp_path):
+    """By hand: means times the number of chunks that the most seen matrix had."""
+    matrix = ImportanceMatrix({"blk.0.x": entry([[32, 128]], [64])}, ["a.txt", "b.txt"], 3, 32)
+    write_legacy_imatrix(tmp_path / "a.dat", matrix)
+    expected = struct.pack("<2i7s2i2f2i5s", 1, 7, b"blk.0.x", 2, 2, 32 / 64 * 2, 128 / 64 * 2, 3, 5, b"b.txt")
+    assert (tmp_path / "a.dat").read_bytes() == expected
 
 
 def test_the_older_form_needs_the_size_of_a_chunk(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 type_names: tuple[str, ...]
 """GGUF tensor type names, e.g. ``"q4_1"``, in the order of their ids."""
@@ -33,7 +34,7 @@ def backend_info() -> dict[str, Any]:
     (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
     """
 
-def dequantize(type_name: str, data: bytes, n_values: int) -> NDArray[np.float32]:
+def dequantize(type_name: str, data: Buffer, n_values: int) -> NDArray[np.float32]:
     """Decode `n_values` values of packed blocks to f32 (the formulas of the GGUF block formats)."""
 
 def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -42,14 +43,44 @@ def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     Raises `PyllamaError` for NaN, +inf and rows of only -inf.
     """
 
+def count_non_finite(type_name: str, data: Buffer, n_values: int) -> int:
+    """Values of a float type, or blocks of a quantised one by their scales, that are infinite or NaN."""
+
+def encoding_needs_importance(type_name: str) -> bool:
+    """Whether `convert_rows` to this type raises without importance weights."""
+
+def convert_rows(
+    source_type: str,
+    data: Buffer,
+    target_type: str,
+    n_columns: int,
+    *,
+    importance: NDArray[np.float32] | None = None,
+    n_threads: int = 0,
+) -> NDArray[np.uint8]:
+    """Rows of `n_columns` values in another type, as the reference quantisers of the GGUF formats encode them.
+
+    data: a C-contiguous buffer of whole rows. importance: one weight per column; ignored by types that have no use for
+    it, when none is positive or one is negative or not finite, and for blocks that it would make NaN. n_threads: 0 is
+    one per core; the bytes do not depend on it. Raises `InvalidArgument`.
+    """
+
+def quantize(
+    type_name: str, values: NDArray[np.float32], importance: NDArray[np.float32] | None = None, n_threads: int = 0
+) -> NDArray[np.uint8]:
+    """`convert_rows` of f32 values [rows, columns]."""
+
 @final
 class GgufFile:
     """A read-only, validated view of a GGUF file and, where it is split, of all its shards.
 
+    metadata_only: the data section may be missing or cut. single_file: of a split model this shard alone, any of them.
     Raises `GgufError` naming the fault.
     """
 
-    def __init__(self, path: str | PathLike[str], *, metadata_only: bool = False) -> None: ...
+    def __init__(
+        self, path: str | PathLike[str], *, metadata_only: bool = False, single_file: bool = False
+    ) -> None: ...
     @property
     def metadata(self) -> dict[str, Any]:
         """Keys in file order. Strings are UTF-8 decoded with ``surrogateescape``: token texts may be any bytes."""

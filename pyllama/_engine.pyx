@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from cython.operator cimport dereference as deref
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp cimport bool as cpp_bool
 from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
@@ -115,22 +115,42 @@ def backend_info():
     }
 
 
-def dequantize(str type_name not None, data, Py_ssize_t n_values):
+cdef QuantType quant_type(str type_name) except *:
     cdef cpp_bool known = False
     cdef QuantType type = native.quant_type_or_none(type_name.encode(), known)
     if not known:
         raise InvalidArgument(f"'{type_name}' is not a tensor type")
-    cdef const unsigned char[::1] raw = data
-    cdef Py_ssize_t block_values = traits(type).block_values
+    return type
+
+
+cdef object byte_view(data):
+    # The bytes of a contiguous buffer of any element type.
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise InvalidArgument("the data is not C-contiguous")
+    return view.cast("B") if view.nbytes else np.empty(0, dtype=np.uint8)
+
+
+cdef const byte* packed_values(const uint8_t[::1] raw, QuantType type, int64_t n_values) except? NULL:
+    # Checks that raw holds n_values values of the type.
+    name = type_name_of(type)
+    cdef int64_t block_values = traits(type).block_values
     if n_values < 0 or n_values % block_values:
-        raise InvalidArgument(f"{n_values} values are not a multiple of the {block_values} values of a {type_name} block")
+        raise InvalidArgument(f"{n_values} values are not a multiple of the {block_values} values of a {name} block")
     needed = n_values // block_values * traits(type).block_bytes
     if raw.shape[0] != needed:
-        raise InvalidArgument(f"{n_values} values of {type_name} take {needed} bytes, got {raw.shape[0]}")
+        raise InvalidArgument(f"{n_values} values of {name} take {needed} bytes, got {raw.shape[0]}")
+    return <const byte*>&raw[0] if n_values else NULL
+
+
+def dequantize(str type_name not None, data, int64_t n_values):
+    cdef QuantType type = quant_type(type_name)
+    cdef const uint8_t[::1] raw = byte_view(data)
+    cdef const byte* blocks = packed_values(raw, type, n_values)
     values = np.empty(n_values, dtype=np.float32)
     cdef float[::1] out = values
     if n_values:
-        native.decode(type, <const byte*>&raw[0], &out[0], n_values)
+        native.decode(type, blocks, &out[0], n_values)
     return values
 
 
@@ -147,12 +167,61 @@ def log_sum_exp(logits):
     return values
 
 
+def count_non_finite(str type_name not None, data, int64_t n_values):
+    cdef QuantType type = quant_type(type_name)
+    cdef const uint8_t[::1] raw = byte_view(data)
+    cdef const byte* blocks = packed_values(raw, type, n_values)
+    cdef int64_t count
+    with nogil:
+        count = native.count_non_finite(type, blocks, n_values)
+    return count
+
+
+def encoding_needs_importance(str type_name not None):
+    return bool(native.encoding_needs_importance(quant_type(type_name)))
+
+
+def convert_rows(str source_type not None, data, str target_type not None, int64_t n_columns, *, importance=None,
+                 int32_t n_threads=0):
+    cdef QuantType source = quant_type(source_type), target = quant_type(target_type)
+    cdef const uint8_t[::1] raw = byte_view(data)
+    if n_columns <= 0 or n_columns % traits(source).block_values or n_columns % traits(target).block_values:
+        raise InvalidArgument(f"{source_type} to {target_type}: rows of {n_columns} values, expected a multiple of "
+                              f"{traits(source).block_values} and {traits(target).block_values}")
+    cdef int64_t source_bytes = n_columns // traits(source).block_values * traits(source).block_bytes
+    if raw.shape[0] % source_bytes:
+        raise InvalidArgument(f"{raw.shape[0]} bytes are not a multiple of the {source_bytes} bytes of a row of "
+                              f"{n_columns} {source_type} values")
+    cdef int64_t n_rows = raw.shape[0] // source_bytes
+    cdef const float[::1] weights
+    cdef const float* first_weight = NULL
+    if importance is not None:
+        weights = np.ascontiguousarray(importance, dtype=np.float32).reshape(-1)
+        if weights.shape[0] != n_columns:
+            raise InvalidArgument(f"{weights.shape[0]} importance weights for rows of {n_columns} values")
+        first_weight = &weights[0]
+    result = np.empty(n_rows * (n_columns // traits(target).block_values * traits(target).block_bytes), dtype=np.uint8)
+    cdef uint8_t[::1] out = result
+    if n_rows:
+        with nogil:
+            native.convert_rows(source, <const byte*>&raw[0], target, n_rows, n_columns, first_weight, <byte*>&out[0],
+                                n_threads)
+    return result
+
+
+def quantize(str type_name not None, values, importance=None, int32_t n_threads=0):
+    rows = np.ascontiguousarray(values, dtype=np.float32)
+    if rows.ndim != 2:
+        raise InvalidArgument(f"values have {rows.ndim} dimensions, expected 2 (rows, columns)")
+    return convert_rows("f32", rows, type_name, rows.shape[1], importance=importance, n_threads=n_threads)
+
+
 cdef class GgufFile:
     cdef shared_ptr[const native.GgufFile] ptr
     cdef object _metadata
 
-    def __init__(self, path, *, bint metadata_only=False):
-        self.ptr = native.GgufFile.open(native_path(path), metadata_only)
+    def __init__(self, path, *, bint metadata_only=False, bint single_file=False):
+        self.ptr = native.GgufFile.open(native_path(path), metadata_only, single_file)
 
     cdef const native.GgufFile* file(self) except NULL:
         if not self.ptr:

@@ -49,6 +49,14 @@ cdef extern from "quants/types.h" namespace "v100" nogil:
 
 cdef extern from "quants/decode.h" namespace "v100" nogil:
     void decode(QuantType type, const byte* blocks, float* values, int64_t n_values) except +translate_error
+    int64_t count_non_finite(QuantType type, const byte* blocks, int64_t n_values) except +translate_error
+
+cdef extern from "quants/encode.h" namespace "v100" nogil:
+    bool encoding_needs_importance(QuantType type)
+
+cdef extern from "native_bridge.h" namespace "v100" nogil:
+    void convert_rows(QuantType source_type, const byte* source, QuantType target_type, int64_t n_rows, int64_t n_columns,
+                      const float* importance, byte* target, int32_t n_threads) except +translate_error
 
 cdef extern from "gguf/container.h" namespace "v100" nogil:
     string_view value_type_name(GgufValueType type)
@@ -77,7 +85,7 @@ cdef extern from "gguf/gguf.h" namespace "v100" nogil:
         uint64_t n_bytes
     cdef cppclass GgufFile:
         @staticmethod
-        shared_ptr[const GgufFile] open(const string& path, bool metadata_only) except +translate_error
+        shared_ptr[const GgufFile] open(const string& path, bool metadata_only, bool single_file) except +translate_error
         int32_t version() const
         uint64_t alignment() const
         const vector[GgufKeyValue]& metadata() const

@@ -8,6 +8,7 @@ PyllamaError
  +- DeviceError        a device or its driver failed
  +- OutOfMemory        an allocation failed; also a `MemoryError`
  +- ContextFull        no KV pages are left for a sequence; `seq_id` names it
+ +- DownloadError      a file cannot be fetched, or what came is not that file
  +- InvalidArgument    a value the caller passed is out of range; also a `ValueError`
 """
 
@@ -44,6 +45,10 @@ class ContextFull(PyllamaError):
     def __init__(self, message: str, seq_id: int = -1) -> None:
         super().__init__(message)
         self.seq_id = seq_id
+
+
+class DownloadError(PyllamaError):
+    pass
 
 
 class InvalidArgument(PyllamaError, ValueError):

@@ -7,10 +7,12 @@
 #include <utility>
 #include <variant>
 
+#include "base/thread_pool.h"
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
 #include "gguf/gguf.h"
 #include "gguf/metadata.h"
+#include "quants/convert.h"
 #include "quants/types.h"
 #include "sampling/sampler.h"
 
@@ -43,8 +45,19 @@ inline QuantType quant_type_or_none(const std::string& name, bool& known) {
   return type.value_or(QuantType::F32);
 }
 
-inline void override_int(MetadataOverrides& overrides, const std::string& key, int64_t value) { overrides[key] = value; }
-inline void override_float(MetadataOverrides& overrides, const std::string& key, double value) { overrides[key] = value; }
+// n_threads 0: one per core. Starting the threads takes about as long as encoding a row.
+inline void convert_rows(QuantType source_type, const std::byte* source, QuantType target_type, int64_t n_rows,
+                         int64_t n_columns, const float* importance, std::byte* target, int32_t n_threads) {
+  ThreadPool threads(n_threads == 0 ? ThreadPool::hardware_threads() : n_threads);
+  convert_rows(source_type, source, target_type, n_rows, n_columns, importance, target, threads);
+}
+
+inline void override_int(MetadataOverrides& overrides, const std::string& key, int64_t value) {
+  overrides[key] = value;
+}
+inline void override_float(MetadataOverrides& overrides, const std::string& key, double value) {
+  overrides[key] = value;
+}
 inline void override_bool(MetadataOverrides& overrides, const std::string& key, bool value) { overrides[key] = value; }
 inline void override_string(MetadataOverrides& overrides, const std::string& key, const std::string& value) {
   overrides[key] = value;

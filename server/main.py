@@ -15,10 +15,11 @@ from typing import Any
 
 import uvicorn
 
+from pyllama.download.model_options import ChosenModel, choose_model
 from pyllama.errors import PyllamaError
 from pyllama.server.app import create_app
 from pyllama.server.listeners import BindError, Listener, open_listeners
-from pyllama.server.loaded_model import load_model
+from pyllama.server.loaded_model import LoadedModel, load_model
 from pyllama.server.log_setup import configure_logging
 from pyllama.server.settings import ServerSettings, SettingsError, settings_from_options
 from pyllama.server.state import ServerState
@@ -45,6 +46,9 @@ def main(argv: list[str] | None = None) -> int:
     from pyllama.options import parse_options
 
     options = parse_options("llama-server", sys.argv[1:] if argv is None else argv, os.environ)
+    # Until the model is ready a signal has its default action: loading cannot stop halfway, the process just ends.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         configure_logging(
             verbosity=options.verbosity,
@@ -54,11 +58,12 @@ def main(argv: list[str] | None = None) -> int:
             colors=options.log_colors,
             disabled=options.log_disable,
         )
-        settings = settings_from_options(options)
-    except (OSError, SettingsError) as error:
+        chosen = choose_model(options, os.environ, log.warning)
+        settings = settings_from_options(options, chosen.path)
+    except (OSError, PyllamaError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return serve(settings)
+    return serve(settings, chosen)
 
 
 def run() -> int:
@@ -66,11 +71,8 @@ def run() -> int:
     return main()
 
 
-def serve(settings: ServerSettings) -> int:
-    """Listen, load, serve. Returns the exit code."""
-    # Until the model is ready a signal has its default action: loading cannot stop halfway, the process just ends.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def serve(settings: ServerSettings, chosen: ChosenModel) -> int:
+    """Listen, download what is missing, load, serve. Returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         listeners = open_listeners(settings.hosts, settings.port, reuse_port=settings.reuse_port)
@@ -82,7 +84,7 @@ def serve(settings: ServerSettings) -> int:
             "no API key is set and any web page may read the answers of this server; see --api-key and --cors-origins"
         )
     state = ServerState(settings, build_info=_build_info())
-    code = _run(_serve(settings, listeners, state))
+    code = _run(_serve(settings, chosen, listeners, state))
     if state.is_ready and state.loaded.engine_loop.is_running:
         # A long step is still computing. Nothing waits for it, and an interpreter must not end under a running thread.
         logging.shutdown()
@@ -99,7 +101,7 @@ def _run(serving: Coroutine[Any, Any, int]) -> int:
     return uvloop.run(serving)
 
 
-async def _serve(settings: ServerSettings, listeners: list[Listener], state: ServerState) -> int:
+async def _serve(settings: ServerSettings, chosen: ChosenModel, listeners: list[Listener], state: ServerState) -> int:
     http = _HttpServer(
         uvicorn.Config(
             create_app(state),
@@ -115,7 +117,7 @@ async def _serve(settings: ServerSettings, listeners: list[Listener], state: Ser
     )
     loop = asyncio.get_running_loop()
     serving = asyncio.create_task(http.serve(sockets=[listener.socket for listener in listeners]))
-    loading = asyncio.create_task(asyncio.to_thread(load_model, settings, state.deliver))
+    loading = asyncio.create_task(asyncio.to_thread(_fetch_and_load, settings, chosen, state))
     await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         log.error("the HTTP server ended before the model was loaded")
@@ -142,6 +144,11 @@ async def _serve(settings: ServerSettings, listeners: list[Listener], state: Ser
     await serving
     log.info("the server has ended")
     return 0
+
+
+def _fetch_and_load(settings: ServerSettings, chosen: ChosenModel, state: ServerState) -> LoadedModel:
+    chosen.fetch(log.info)
+    return load_model(settings, state.deliver)
 
 
 def _handle_signals(loop: asyncio.AbstractEventLoop, http: uvicorn.Server, state: ServerState) -> None:

@@ -60,7 +60,7 @@ class ServerSettings:
 
     @property
     def model_name(self) -> str:
-        """What responses call the model: the alphabetically first alias, else the path as given."""
+        """What responses call the model: the alphabetically first alias, else the repository or path as given."""
         return min(self.aliases) if self.aliases else self.model
 
 
@@ -105,10 +105,8 @@ SAMPLING_OPTIONS = {
 }
 
 
-def settings_from_options(options: Any) -> ServerSettings:
-    """`options`: the parsed options of `llama-server`. Raises `SettingsError`."""
-    if not options.model:
-        raise SettingsError("no model was given: use -m FILE (serving without a model is not supported yet)")
+def settings_from_options(options: Any, model: str) -> ServerSettings:
+    """`options`: the parsed options of `llama-server`; `model`: the local file they mean. Raises `SettingsError`."""
     n_slots = options.parallel if options.parallel > 0 else 4
     given = frozenset(dest for dest in options.values if options.given(dest))
     sampling = SamplingParams(
@@ -118,8 +116,8 @@ def settings_from_options(options: Any) -> ServerSettings:
         logit_bias=tuple((int(token), float(bias)) for token, bias in options.logit_bias),
     )
     return ServerSettings(
-        model=options.model,
-        aliases=tuple(options.alias),
+        model=model,
+        aliases=tuple(options.alias) or ((options.hf_repo,) if options.hf_repo else ()),
         hosts=tuple(options.host),
         port=options.port,
         reuse_port=options.reuse_port,

@@ -67,9 +67,10 @@ std::string split_suffix(int64_t index, int64_t count) {
   return "-" + five_digits(index + 1) + "-of-" + five_digits(count) + ".gguf";
 }
 
-std::vector<Shard> open_shards(const std::string& path, bool needs_data) {
+std::vector<Shard> open_shards(const std::string& path, bool needs_data, bool single_file) {
   std::vector<Shard> shards;
   shards.push_back(open_shard(path, 0, needs_data));
+  if (single_file) return shards;
   const int64_t count = find_split_key(shards[0].content, kSplitCount, kMaxSplits, path).value_or(0);
   if (count <= 1) return shards;
 
@@ -154,8 +155,8 @@ class MappedGguf final : public GgufFile {
 
 }  // namespace
 
-std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path, bool metadata_only) {
-  return std::make_shared<const MappedGguf>(path, open_shards(path, !metadata_only));
+std::shared_ptr<const GgufFile> GgufFile::open(const std::string& path, bool metadata_only, bool single_file) {
+  return std::make_shared<const MappedGguf>(path, open_shards(path, !metadata_only, single_file));
 }
 
 }  // namespace v100

@@ -63,9 +63,10 @@ struct GgufTensor {
 
 class GgufFile {
  public:
-  // Opens path and, when split.count > 1, its siblings. With metadata_only the data section may be missing or short (G28).
-  // Throws GgufError.
-  static std::shared_ptr<const GgufFile> open(const std::string& path, bool metadata_only = false);
+  // Opens path and, when split.count > 1, its siblings; with single_file only path, which may be any part. With
+  // metadata_only the data section may be missing or short (G28). Throws GgufError.
+  static std::shared_ptr<const GgufFile> open(const std::string& path, bool metadata_only = false,
+                                              bool single_file = false);
 
   virtual ~GgufFile() = default;
   virtual int32_t version() const = 0;

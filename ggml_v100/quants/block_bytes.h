@@ -1,4 +1,4 @@
-// Little-endian loads from packed blocks at any alignment.
+// Little-endian loads from and stores to packed blocks at any alignment.
 #pragma once
 
 #include <bit>
@@ -19,7 +19,13 @@ T load(const uint8_t* at) {
   return value;
 }
 
+template <class T>
+void store(uint8_t* at, T value) {
+  std::memcpy(at, &value, sizeof value);
+}
+
 inline float load_half(const uint8_t* at) { return f32_from_f16(load<uint16_t>(at)); }
+inline void store_half(uint8_t* at, float value) { store(at, f16_from_f32(value)); }
 
 // f16 super-block scale of IQ1_M: its 16 bits are the top nibbles of four 16-bit words.
 inline uint16_t iq1_m_scale_bits(const uint8_t* words) {

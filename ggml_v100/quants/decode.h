@@ -12,7 +12,9 @@ namespace v100 {
 // (I8..I64) decodes; F64 is rounded to f32. Throws InvalidArgument for the integer types.
 void decode(QuantType type, const std::byte* blocks, float* values, int64_t n_values);
 
-// True when all scales (or values, for float types) of the blocks are finite (`--check-tensors`).
+// Blocks with a scale that is not finite, or such values of a float type. Integer types have none.
+int64_t count_non_finite(QuantType type, const std::byte* blocks, int64_t n_values);
+// True when there is none (`--check-tensors`).
 bool all_finite(QuantType type, const std::byte* blocks, int64_t n_values);
 
 }  // namespace v100

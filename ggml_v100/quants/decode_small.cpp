@@ -3,29 +3,9 @@
 // nibble).
 #include "quants/block_bytes.h"
 #include "quants/decode_blocks.h"
+#include "quants/fp4.h"
 
 namespace v100 {
-
-namespace {
-
-// Twice the values of FP4 E2M1; the scales below are halved to make up for it.
-constexpr int8_t kDoubledFp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-
-// Half the value of an E8M0 exponent: 2^(e - 128), subnormal for the two smallest.
-float half_e8m0(uint8_t e) {
-  return std::bit_cast<float>(e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23);
-}
-
-// Half the value of an unsigned E4M3 scale. 0x7F (NaN in the signed format) reads as 0; bit 7 is unused.
-float half_ue4m3(uint8_t s) {
-  if (s == 0x7F) return 0.0f;
-  const uint32_t exponent = (s >> 3) & 15u;
-  const auto mantissa = static_cast<float>(s & 7u);
-  if (exponent == 0) return mantissa * 0x1p-10f;
-  return (1.0f + mantissa / 8) * std::bit_cast<float>((exponent + 127 - 8) << 23);
-}
-
-}  // namespace
 
 void decode_q4_0(const uint8_t* blocks, float* values, int64_t n_blocks) {
   for (const uint8_t* b = blocks; n_blocks-- > 0; b += 18, values += 32) {

@@ -1,5 +1,5 @@
-// One encoder per block format, grouped by family: encode_plain.cpp, encode_small.cpp, encode_k.cpp, encode_iq.cpp.
-// Each encodes one row of n values (a multiple of block_values); importance is nullptr or n weights.
+// One encoder per block format, grouped by family: encode_plain.cpp, encode_small.cpp, encode_k.cpp, encode_iq.cpp,
+// encode_iq1.cpp. Each encodes one row of n values (a multiple of block_values); importance is nullptr or n weights.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Checks that the scales of quantised blocks, or the values of float types, are finite.
+// Counts blocks of quantised types whose scales, or values of float types, are not finite.
 #include <bit>
 
 #include "quants/block_bytes.h"
@@ -13,12 +13,12 @@ bool is_finite_bf16(uint32_t bits) { return (bits & 0x7F80u) != 0x7F80u; }
 bool is_finite_f32(uint32_t bits) { return (bits & 0x7F800000u) != 0x7F800000u; }
 bool is_finite_f64(uint64_t bits) { return (bits >> 52 & 0x7FFu) != 0x7FFu; }
 
-// True when every block passes; a loop without early exit keeps the common, all-good case simple to vectorise.
+// Blocks that do not pass; a loop without early exit keeps the common, all-good case simple to vectorise.
 template <class Check>
-bool all_blocks(const uint8_t* blocks, int64_t n_blocks, int64_t block_bytes, Check check) {
-  bool good = true;
-  for (const uint8_t* b = blocks; n_blocks-- > 0; b += block_bytes) good &= check(b);
-  return good;
+int64_t count_bad(const uint8_t* blocks, int64_t n_blocks, int64_t block_bytes, Check is_good) {
+  int64_t bad = 0;
+  for (const uint8_t* b = blocks; n_blocks-- > 0; b += block_bytes) bad += !is_good(b);
+  return bad;
 }
 
 // Byte offset in a block of its f16 scale, and of a second f16 (min, or sum) where the format has one.
@@ -41,36 +41,40 @@ constexpr HalfOffsets kHalfOffsets[] = {
 
 }  // namespace
 
-bool all_finite(QuantType type, const std::byte* data, int64_t n_values) {
+int64_t count_non_finite(QuantType type, const std::byte* data, int64_t n_values) {
   const QuantTraits& t = traits(type);
   const auto* blocks = reinterpret_cast<const uint8_t*>(data);
   const int64_t n_blocks = n_values / t.block_values;
-  const auto all = [&](auto check) { return all_blocks(blocks, n_blocks, t.block_bytes, check); };
+  const auto count = [&](auto is_good) { return count_bad(blocks, n_blocks, t.block_bytes, is_good); };
   switch (type) {
     case QuantType::F32:
     case QuantType::Q8_K:  // its scale is an f32 at the start of the block
-      return all([](const uint8_t* b) { return is_finite_f32(load<uint32_t>(b)); });
+      return count([](const uint8_t* b) { return is_finite_f32(load<uint32_t>(b)); });
     case QuantType::F64:
-      return all([](const uint8_t* b) { return is_finite_f64(load<uint64_t>(b)); });
+      return count([](const uint8_t* b) { return is_finite_f64(load<uint64_t>(b)); });
     case QuantType::F16:
-      return all([](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b)); });
+      return count([](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b)); });
     case QuantType::BF16:
-      return all([](const uint8_t* b) { return is_finite_bf16(load<uint16_t>(b)); });
+      return count([](const uint8_t* b) { return is_finite_bf16(load<uint16_t>(b)); });
     case QuantType::IQ1_M:
-      return all([](const uint8_t* b) { return is_finite_f16(iq1_m_scale_bits(b + 48)); });
+      return count([](const uint8_t* b) { return is_finite_f16(iq1_m_scale_bits(b + 48)); });
     case QuantType::MXFP4:  // exponent 255 is NaN
-      return all([](const uint8_t* b) { return b[0] != 255; });
+      return count([](const uint8_t* b) { return b[0] != 255; });
     default:
       break;
   }
   for (const HalfOffsets& at : kHalfOffsets) {
     if (at.type != type) continue;
-    if (at.second == kNone) return all([&](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b + at.first)); });
-    return all([&](const uint8_t* b) {
+    if (at.second == kNone) return count([&](const uint8_t* b) { return is_finite_f16(load<uint16_t>(b + at.first)); });
+    return count([&](const uint8_t* b) {
       return is_finite_f16(load<uint16_t>(b + at.first)) && is_finite_f16(load<uint16_t>(b + at.second));
     });
   }
-  return true;  // integers, and NVFP4, whose scales are always finite
+  return 0;  // integers, and NVFP4, whose scales are always finite
+}
+
+bool all_finite(QuantType type, const std::byte* data, int64_t n_values) {
+  return count_non_finite(type, data, n_values) == 0;
 }
 
 }  // namespace v100

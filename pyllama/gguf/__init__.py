@@ -6,11 +6,14 @@ lives here.
 
 from pyllama._engine import GgufFile, KeyValue, TensorInfo, type_traits
 
-from .reader import TensorReader
+from .reader import PIECE_BYTES, TensorReader
+from .split_set import SET_ID, open_parts, split_id, without_split_keys
 from .splits import SplitName, shard_path, split_name
-from .writer import GgufWriter, TensorSpec, file_bytes, with_key
+from .writer import GgufWriter, TensorSpec, encoded_header, encoded_scalar, entry_offsets, file_bytes, with_key
 
 __all__ = [
+    "PIECE_BYTES",
+    "SET_ID",
     "GgufFile",
     "GgufWriter",
     "KeyValue",
@@ -18,9 +21,15 @@ __all__ = [
     "TensorInfo",
     "TensorReader",
     "TensorSpec",
+    "encoded_header",
+    "encoded_scalar",
+    "entry_offsets",
     "file_bytes",
+    "open_parts",
     "shard_path",
+    "split_id",
     "split_name",
     "type_traits",
     "with_key",
+    "without_split_keys",
 ]

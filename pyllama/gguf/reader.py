@@ -10,17 +10,20 @@ from pyllama.errors import GgufError
 
 from .splits import shard_path, split_name
 
+PIECE_BYTES = 8 << 20
+
 
 class TensorReader:
     """Random access to the tensors of a model file and its sibling parts. A context manager.
 
+    single_file: of a split model this part alone, any of them.
     The mapping of `GgufFile` is not used for data: its pages would count as the program's memory.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, single_file: bool = False) -> None:
         """Opens and validates; raises `GgufError`."""
         self.path = Path(path)
-        self.file = GgufFile(self.path)
+        self.file = GgufFile(self.path, single_file=single_file)
         self.tensors: list[TensorInfo] = self.file.tensors
         self._shards: dict[int, int] = {}  # file descriptors
 
@@ -54,6 +57,13 @@ class TensorReader:
         for first in range(0, n_rows, rows_per_slab):
             count = min(rows_per_slab, n_rows - first)
             yield first, self.read(tensor, first * row_bytes, count * row_bytes)
+
+    def pieces(self, tensor: TensorInfo, piece_bytes: int = PIECE_BYTES) -> Iterator[bytearray]:
+        """All bytes of the tensor in order; a piece is whole blocks, `piece_bytes` at most unless a block is larger."""
+        block_bytes = type_traits[tensor.type_name].block_bytes
+        step = max(1, piece_bytes // block_bytes) * block_bytes
+        for offset in range(0, tensor.n_bytes, step):
+            yield self.read(tensor, offset, min(step, tensor.n_bytes - offset))
 
     def close(self) -> None:
         for descriptor in self._shards.values():

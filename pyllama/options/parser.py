@@ -88,7 +88,7 @@ def parse(
     # The command line is looked at first, so that -h works whatever the environment holds.
     from_command_line = list(_from_command_line(tool, table, argv))
     for assignment in from_command_line:
-        _answer_information(tool, assignment.option)
+        _answer_information(tool, assignment.option, environ)
     if tool in TOOLS_WITH_SOURCES:
         for path in default_config_files(environ) if config_files is None else config_files:
             for assignment in from_config_file(table, path, state.notices):
@@ -123,7 +123,7 @@ def _from_command_line(tool: str, table: Sequence[Option], argv: Sequence[str]) 
         yield Assignment(option, Source.COMMAND_LINE, spelling, " ".join(values) if n_values else "true", negated)
 
 
-def _answer_information(tool: str, option: Option) -> None:
+def _answer_information(tool: str, option: Option, environ: Mapping[str, str]) -> None:
     if option.dest == "help":
         raise Information(help_pages.help_text(tool))
     if option.dest == "version":
@@ -132,6 +132,10 @@ def _answer_information(tool: str, option: Option) -> None:
         raise Information(help_pages.bash_completion())
     if option.dest == "list_devices":
         raise Information("Available devices:\n  (none)")
+    if option.dest == "cache_list":
+        from pyllama.download.cache import cache_list
+
+        raise Information(cache_list(environ))
 
 
 class _State:

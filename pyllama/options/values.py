@@ -213,10 +213,11 @@ def _logit_bias(option: Option, text: str) -> tuple[tuple[int, float], ...]:
 
 
 def _override_kv(option: Option, text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
-    return tuple(_override(item) for item in split_csv(text))
+    return tuple(parse_override(item) for item in split_csv(text))
 
 
-def _override(item: str) -> tuple[str, int | float | bool | str]:
+def parse_override(item: str) -> tuple[str, int | float | bool | str]:
+    """`KEY=TYPE:VALUE`, TYPE one of int, float, bool, str. Raises `ValueError`."""
     key, equals, typed = item.partition("=")
     kind, colon, value = typed.partition(":")
     if not (key and equals and colon):

@@ -1,1 +1,1 @@
-"""Command-line programs: `llama-cli` (cli) and `llama-bench` (bench)."""
+"""Command-line programs: `llama-cli` (cli), `llama-bench` (bench), the GGUF file tools (gguf) and others."""

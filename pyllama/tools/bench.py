@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from pyllama.download.model_options import with_local_models
 from pyllama.errors import PyllamaError
 from pyllama.options import Options, parse_options
 
@@ -20,14 +21,12 @@ from .cpu_info import physical_cores
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options("llama-bench", sys.argv[1:] if argv is None else argv, os.environ)
-    if not options.model:
-        print("error: no model given; use -m FILE", file=sys.stderr)
-        return 1
-    tests = expand(options, default_threads=physical_cores())
     printers: list[Printer] = [make_printer(options.output, sys.stdout, options)]
     if options.output_err != "none":
         printers.append(make_printer(options.output_err, sys.stderr, options))
     try:
+        options = with_local_models(options, os.environ)
+        tests = expand(options, default_threads=physical_cores())
         run_all(options, tests, printers, native=_native(), progress=sys.stderr if options.progress else None)
     except (PyllamaError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

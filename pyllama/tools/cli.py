@@ -18,9 +18,6 @@ INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_options("llama-cli", sys.argv[1:] if argv is None else argv, os.environ)
-    if not options.model:
-        print("error: no model given; use -m FILE", file=sys.stderr)
-        return 1
     console = Console(color=options.color, simple=options.simple_io, multiline=options.multiline_input)
     try:
         llama = load_llama(options)
@@ -66,7 +63,8 @@ def chat(llama: Any, console: Console, options: Options) -> int:
         show_timings=options.show_timings,
     )
     if console.interactive and not options.single_turn:
-        console.note(f"{options.model}: context of {llama.n_ctx()} tokens; /help lists commands\n")
+        model = options.hf_repo or options.model or options.model_url
+        console.note(f"{model}: context of {llama.n_ctx()} tokens; /help lists commands\n")
     if options.prompt:
         if options.display_prompt and console.interactive:
             console.show_message(options.prompt)

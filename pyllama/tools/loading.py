@@ -1,18 +1,21 @@
 """From options to a loaded `Llama` and to the keyword arguments of its completions."""
 
 import math
+import os
 from typing import Any
 
+from pyllama.download.model_options import choose_model
 from pyllama.options import Options
 
 
 def load_llama(options: Options) -> Any:
-    """Load the model that `options` name. Raises the errors of `pyllama.Llama`."""
+    """Load the model that `options` name, downloaded if need be. Raises DownloadError and the errors of `Llama`."""
     from pyllama import Llama
 
+    model = choose_model(options, os.environ).fetch()
     n_ubatch = min(options.ubatch_size, options.batch_size)
     return Llama(
-        options.model,
+        model,
         n_ctx=options.ctx_size,
         # One micro-batch per step: the same work in the same order, but Ctrl-C is seen after each.
         n_batch=n_ubatch,

@@ -1,6 +1,7 @@
 """What `llama-perplexity` and `llama-imatrix` share: a model that runs over chunks of a text, running means."""
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyllama.download.model_options import choose_model
 from pyllama.errors import InvalidArgument
 from pyllama.options import Options
 from pyllama.tokenizer import Tokenizer
@@ -21,10 +23,8 @@ class ScoredModel:
     def __init__(self, options: Options, *, n_ctx: int, collect_importance: bool = False) -> None:
         from pyllama import _engine
 
-        if not options.model:
-            raise InvalidArgument("no model given; use -m FILE")
         self._model = _engine.Model(
-            options.model,
+            choose_model(options, os.environ).fetch(),
             n_threads=max(options.threads, 0),
             check_tensors=options.check_tensors,
             kv_overrides=dict(options.override_kv),

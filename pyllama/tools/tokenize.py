@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pyllama.download.model_options import choose_model
 from pyllama.errors import InvalidArgument
 from pyllama.options import Options, parse_options
 from pyllama.options.values import process_escapes
@@ -14,8 +15,6 @@ from .command_line import run_command
 
 def main(argv: Sequence[str]) -> int:
     options = parse_options("llama-tokenize", argv, os.environ)
-    if not options.model:
-        raise InvalidArgument("no model given; use -m FILE")
     text = text_of(options)
     tokenizer = read_tokenizer(options)
     add_special = tokenizer.add_bos and not options.no_bos
@@ -48,7 +47,7 @@ def text_of(options: Options) -> str:
 def read_tokenizer(options: Options) -> Tokenizer:
     from pyllama._engine import GgufFile
 
-    file = GgufFile(options.model, metadata_only=True)
+    file = GgufFile(choose_model(options, os.environ).fetch(), metadata_only=True)
     try:
         return Tokenizer.from_metadata({**file.metadata, **dict(options.override_kv)})
     finally:

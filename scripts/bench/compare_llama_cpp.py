@@ -1,24 +1,30 @@
 #!/usr/bin/env python3
 """Prompt processing and generation beside llama.cpp: same model, same machine, same minute.
 
-Ours and the peer's measurements alternate, so that a disturbed minute hits both. pp: one prompt of N random tokens into
-an empty context. tg: N tokens one at a time from an empty context (depth 0), without sampling on our side; the peer's
-figures are its server's `timings`, which start after a one-token prompt. Output: a Markdown table with medians, spread
-and the ratio of medians.
+Ours and the peer's measurements alternate, so that a disturbed minute hits both. ppN: one prompt of N random tokens;
+tgN: N tokens one at a time, without sampling; both after `depth` tokens of context. Output: a Markdown table with
+minimum, median and maximum, the ratio of medians, and the least and the geometric mean of the ratios.
 
-    python scripts/bench/compare_llama_cpp.py --repetitions 7 MODEL.gguf [MODEL.gguf ...]
+    python scripts/bench/compare_llama_cpp.py -t 1,2 -r 5 MODEL.gguf [MODEL.gguf ...]
+    python scripts/bench/compare_llama_cpp.py -d 4096 -ctk f16,q8_0 --peer-bench BUILD/bin/llama-bench MODEL.gguf
 
-Needs the `xllamacpp` wheel. The peer spins on its threads while it works and sleeps when idle; only one side computes
-at a time.
+The peer is the `xllamacpp` wheel (its server's `timings`; no depth, f16 KV only) or, with `--peer-bench`, the program
+`llama-bench` of a llama.cpp built for this machine, which is faster. Only one side computes at a time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,59 +32,101 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.llama_cpp_peer import LlamaCppPeer  # needs the path set above
 from pyllama._engine import Engine, Model, backend_info
 
+Rates = tuple[float, float]  # tokens per second of prompt and generation
 
-class OurSide:
-    def __init__(self, path: Path, n_threads: int, n_ctx: int) -> None:
-        self.model = Model(path, n_threads=n_threads)
-        self.engine = Engine(self.model, n_ctx=n_ctx, n_threads=n_threads)
 
-    def prompt_rate(self, tokens: list[int]) -> float:
-        """Tokens per second of one prompt; only its last row makes logits, as in a server."""
-        self.engine.clear(0)
+class Case(NamedTuple):
+    path: Path
+    n_threads: int
+    depth: int
+    kv_type: str
+
+
+class Test(NamedTuple):
+    n_prompt: int
+    n_generate: int
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return f"pp{self.n_prompt}", f"tg{self.n_generate}"
+
+
+def random_tokens(n_vocab: int, count: int) -> list[int]:
+    return np.random.default_rng(1).integers(0, n_vocab, count).tolist()
+
+
+@contextmanager
+def our_side(case: Case, test: Test) -> Iterator[Callable[[], Rates]]:
+    model = Model(case.path, n_threads=case.n_threads)
+    n_ctx = case.depth + max(test.n_prompt, test.n_generate)
+    engine = Engine(
+        model, n_ctx=n_ctx, n_threads=case.n_threads, type_k=case.kv_type, type_v=case.kv_type, n_batch=n_ctx
+    )
+    tokens = random_tokens(model.n_vocab, n_ctx)
+    if case.depth:
+        engine.decode(tokens[: case.depth])
+
+    def measure() -> Rates:
+        engine.truncate(0, case.depth)
         start = time.perf_counter()
-        self.engine.decode(tokens)
-        return len(tokens) / (time.perf_counter() - start)
-
-    def generation_rate(self, tokens: list[int]) -> float:
-        """Tokens per second of single-token decodes; each makes and copies one row of logits."""
-        self.engine.clear(0)
-        self.engine.decode(tokens[:1])
+        engine.decode(tokens[case.depth : case.depth + test.n_prompt])  # only the last row makes logits, as in a server
+        prompt = time.perf_counter() - start
+        engine.truncate(0, case.depth)
         start = time.perf_counter()
-        for token in tokens[1:]:
-            self.engine.decode([token])
-            self.engine.logits()
-        return (len(tokens) - 1) / (time.perf_counter() - start)
+        for token in tokens[case.depth : case.depth + test.n_generate]:
+            engine.decode([token])
+            engine.logits()
+        return test.n_prompt / prompt, test.n_generate / (time.perf_counter() - start)
+
+    try:
+        measure()  # warm
+        yield measure
+    finally:
+        engine.close()
+        model.close()
 
 
-def compare(
-    path: Path, *, n_prompt: int, n_generate: int, n_threads: int, repetitions: int
-) -> dict[str, tuple[list[float], list[float]]]:
-    """test name -> (our rates, the peer's rates), in tokens per second."""
-    rng = np.random.default_rng(1)
-    names = (f"pp{n_prompt}", f"tg{n_generate}")
-    ours: dict[str, list[float]] = {name: [] for name in names}
-    peers: dict[str, list[float]] = {name: [] for name in names}
-    n_ctx = max(n_prompt, n_generate) + 256
-    us = OurSide(path, n_threads, n_ctx)
-    with LlamaCppPeer(path, n_ctx=n_ctx, n_threads=n_threads) as peer:
-        for repetition in range(-1, repetitions):  # repetition -1 warms both sides and is dropped
-            prompt = rng.integers(100, us.model.n_vocab - 100, n_prompt).tolist()
-            chain = rng.integers(100, us.model.n_vocab - 100, n_generate + 1).tolist()
-            rates = {
-                names[0]: (us.prompt_rate(prompt), peer.timings(prompt, 1)["prompt_per_second"]),
-                names[1]: (us.generation_rate(chain), peer.timings(chain[:1], n_generate)["predicted_per_second"]),
-            }
-            if repetition >= 0:
-                for name, (our_rate, peer_rate) in rates.items():
-                    ours[name].append(our_rate)
-                    peers[name].append(peer_rate)
-    us.engine.close()
-    us.model.close()
-    return {name: (ours[name], peers[name]) for name in names}
+@contextmanager
+def wheel_peer(case: Case, test: Test) -> Iterator[Callable[[], Rates]]:
+    if case.depth or case.kv_type != "f16":
+        raise SystemExit("error: a depth or a KV type needs --peer-bench")
+    n_ctx = test.n_prompt + test.n_generate + 64
+    with LlamaCppPeer(case.path, n_ctx=n_ctx, n_threads=case.n_threads) as peer:
+        tokens = random_tokens(1000, test.n_prompt)
+
+        def measure() -> Rates:
+            prompt = peer.timings(tokens, 1)["prompt_per_second"]
+            return prompt, peer.timings(tokens[:1], test.n_generate)["predicted_per_second"]
+
+        measure()
+        yield measure
+
+
+def bench_peer(program: Path) -> Callable[[Case, Test], object]:
+    @contextmanager
+    def peer(case: Case, test: Test) -> Iterator[Callable[[], Rates]]:
+        command = [str(program), "-m", str(case.path), "-r", "1", "-o", "jsonl", "-t", str(case.n_threads)]
+        command += ["-p", str(test.n_prompt), "-n", str(test.n_generate), "-d", str(case.depth)]
+        command += ["-ctk", case.kv_type, "-ctv", case.kv_type, *(["-fa", "on"] if case.kv_type != "f16" else [])]
+
+        def measure() -> Rates:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise SystemExit(f"error: {' '.join(command)}: {result.stderr.strip()[-500:]}")
+            rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+            return rows[0]["avg_ts"], rows[1]["avg_ts"]
+
+        yield measure
+
+    return peer
 
 
 def spread(rates: list[float]) -> str:
-    return f"{min(rates):.0f} / **{statistics.median(rates):.1f}** / {max(rates):.0f}"
+    return f"{min(rates):.1f} / **{statistics.median(rates):.1f}** / {max(rates):.1f}"
+
+
+def words(text: str) -> list[str]:
+    return text.split(",")
 
 
 def main() -> int:
@@ -86,27 +134,29 @@ def main() -> int:
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("-p", "--n-prompt", type=int, default=512)
     parser.add_argument("-n", "--n-generate", type=int, default=128)
-    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("-t", "--threads", type=words, default=["2"])
+    parser.add_argument("-d", "--depth", type=words, default=["0"])
+    parser.add_argument("-ctk", "--kv-type", type=words, default=["f16"])
     parser.add_argument("-r", "--repetitions", type=int, default=5)
+    parser.add_argument("--peer-bench", type=Path, help="llama-bench of a native build; default: the wheel's server")
     arguments = parser.parse_args()
-    if arguments.repetitions < 5:
-        parser.error(f"--repetitions is {arguments.repetitions}; medians need at least 5")
-    print(
-        f"isa {backend_info()['isa']}, {arguments.threads} threads, {arguments.repetitions} alternating repetitions, "
-        "tokens/s min / median / max\n"
-    )
-    print("| model | test | pyllama | llama.cpp | ratio of medians |\n|---|---|---|---|---|")
-    for path in arguments.models:
-        results = compare(
-            path,
-            n_prompt=arguments.n_prompt,
-            n_generate=arguments.n_generate,
-            n_threads=arguments.threads,
-            repetitions=arguments.repetitions,
-        )
-        for name, (ours, peers) in results.items():
-            ratio = statistics.median(ours) / statistics.median(peers)
-            print(f"| {path.stem} | {name} | {spread(ours)} | {spread(peers)} | {ratio:.2f} |", flush=True)
+    peer_side = bench_peer(arguments.peer_bench) if arguments.peer_bench else wheel_peer
+    test = Test(arguments.n_prompt, arguments.n_generate)
+    print(f"isa {backend_info()['isa']}, {arguments.repetitions} alternating repetitions, tokens/s\n")
+    print("| model | threads | depth | KV | test | pyllama | llama.cpp | ratio |\n|---|---|---|---|---|---|---|---|")
+    ratios = []
+    for path, n_threads, depth, kv_type in product(
+        arguments.models, map(int, arguments.threads), map(int, arguments.depth), arguments.kv_type
+    ):
+        case = Case(path, n_threads, depth, kv_type)
+        with our_side(case, test) as ours, peer_side(case, test) as peers:
+            pairs = [(ours(), peers()) for _ in range(arguments.repetitions)]
+        for i, name in enumerate(test.names):
+            our_rates, peer_rates = ([pair[side][i] for pair in pairs] for side in (0, 1))
+            ratios.append(statistics.median(our_rates) / statistics.median(peer_rates))
+            place = f"| {path.stem} | {n_threads} | {depth} | {kv_type} | {name} "
+            print(f"{place}| {spread(our_rates)} | {spread(peer_rates)} | {ratios[-1]:.2f} |", flush=True)
+    print(f"\nratio: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}")
     return 0
 
 

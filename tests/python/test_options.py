@@ -305,7 +305,7 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["--context-shift"],
         ["--embeddings"],
         ["--ui"],
-        ["-hf", "a/b"],
+        ["-dr", "a/b"],
         ["--spec-type", "ngram-mod"],
         ["--mmproj", "x"],
         ["-ctk", "q5_1"],

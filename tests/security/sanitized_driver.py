@@ -79,8 +79,10 @@ def build_drivers(directory: Path) -> SanitizedDrivers:
     """
     compiler = _find_compiler()
     options = _usable_options(compiler, directory)
-    library = [ENGINE / "base" / "mapped_file.cpp", *sorted((ENGINE / "gguf").glob("*.cpp"))]
-    library += sorted((ENGINE / "quants").glob("*.cpp"))
+    library = [ENGINE / "base" / name for name in ("cpu_features.cpp", "mapped_file.cpp")]
+    library += sorted((ENGINE / "gguf").glob("*.cpp"))
+    encoding = ("encode", "convert")  # no part of reading
+    library += [path for path in sorted((ENGINE / "quants").glob("*.cpp")) if not path.name.startswith(encoding)]
     drivers = sorted(HERE.glob("*_driver.cpp"))
 
     def compile_source(source: Path) -> str:

@@ -34,6 +34,7 @@ SECTIONS = (
     "linear_real_sizes",
     "attention",
     "attention_unseen_keys",
+    "encoder_searches",
     "errors",
     "negative_control",
 )

@@ -1,0 +1,115 @@
+"""One conversion: a checkpoint folder in, the keys, tensors and files of a GGUF model out."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from pyllama.errors import InvalidArgument, ModelError
+from pyllama.gguf import KeyValue, TensorSpec
+
+from .config import Config
+from .families import family_of
+from .metadata.general import General
+from .safetensors import STORAGE, Checkpoint, StoredTensor
+from .tensor import FILE_TYPES, Tensor
+from .tokenizer import tokenizer_keys
+
+OUT_TYPES = (*FILE_TYPES, "auto")
+
+
+class Conversion:
+    """Everything is read and checked on construction, except the tensors' values. A context manager.
+
+    outtype: one of `OUT_TYPES`; `auto` keeps the checkpoint's 16-bit type, and takes bf16 for one in f32.
+    vocab_only: no tensors; the weights are not looked at. pre: name of the pre-tokenizer instead of the one found.
+    metadata: JSON file of `general.*` keys. Raises `ModelError`, `TokenizerError`, `InvalidArgument`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        outtype: str = "auto",
+        vocab_only: bool = False,
+        pre: str | None = None,
+        model_name: str | None = None,
+        metadata: Path | None = None,
+    ) -> None:
+        if outtype not in OUT_TYPES:
+            raise InvalidArgument(f"outtype is {outtype!r}, expected one of {', '.join(OUT_TYPES)}")
+        if not folder.is_dir():
+            raise InvalidArgument(f"{folder} is not a folder")
+        self.folder = folder
+        self.vocab_only = vocab_only
+        self.family = family_of(Config.read(folder))
+        self.checkpoint: Checkpoint | None = None
+        self.outtype = outtype
+        self.tensors: list[tuple[Tensor, TensorSpec]] = []
+        self.n_parameters: int | None = None
+        if not vocab_only:
+            self.checkpoint = Checkpoint(folder)
+            self._read_tensors(self.checkpoint.tensors)
+        self.general = General(folder, self.n_parameters)
+        if metadata is not None:
+            self.general.override(metadata)
+        if model_name:
+            self.general.rename(model_name)
+        self.key_values = self._all_keys(pre)
+
+    @property
+    def default_file_name(self) -> str:
+        return self.general.model_name.file_stem("vocab" if self.vocab_only else self.outtype.upper()) + ".gguf"
+
+    def _read_tensors(self, stored: Mapping[str, StoredTensor]) -> None:
+        tensors = list(self.family.tensors(stored))
+        sources = {tensor.source: tensor for tensor in tensors if isinstance(tensor.source, str)}
+        if missing := sources.keys() - stored.keys():
+            raise ModelError(f"{self.folder}: missing {_listed(missing)}")
+        extra = [name for name in stored.keys() - sources.keys() if not self.family.is_ignored(name, stored)]
+        if extra:
+            raise ModelError(f"{self.folder}: not part of a {self.family.architecture} model: {_listed(extra)}")
+        for name, tensor in sources.items():
+            _check(stored[name], tensor)
+        if self.outtype == "auto":
+            elements: Counter[str] = Counter()
+            for name, tensor in sources.items():
+                elements[stored[name].dtype] += tensor.n_elements
+            self.outtype = "f16" if elements.most_common(1)[0][0] == "F16" else "bf16"
+        self.tensors = [(tensor, tensor.spec(self.outtype)) for tensor in tensors]
+        self.n_parameters = sum(tensor.n_elements for tensor in sources.values())
+
+    def _all_keys(self, pre: str | None) -> list[KeyValue]:
+        family = self.family
+        keys = [*self.general.key_values(family.architecture), *family.key_values()]
+        if not self.vocab_only:
+            keys.append(KeyValue("general.file_type", "u32", FILE_TYPES[self.outtype]))
+        keys += tokenizer_keys(self.folder, family.config, family.vocab_size, family.tokenizer_kinds, pre)
+        return [*keys, KeyValue("general.quantization_version", "u32", 2)]
+
+    def __enter__(self) -> "Conversion":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.checkpoint is not None:
+            self.checkpoint.close()
+
+
+def _check(stored: StoredTensor, tensor: Tensor) -> None:
+    if stored.shape != tensor.shape:
+        raise ModelError(
+            f"{stored.path}: tensor '{stored.name}' has shape {list(stored.shape)}, "
+            f"expected {list(tensor.shape)} by config.json"
+        )
+    if stored.dtype not in STORAGE:
+        raise ModelError(
+            f"{stored.path}: tensor '{stored.name}' has dtype {stored.dtype}, expected {', '.join(STORAGE)}"
+        )
+
+
+def _listed(names: Collection[str]) -> str:
+    """The first names, and how many there are in all."""
+    shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+    return f"tensor {shown}" if len(names) == 1 else f"{len(names)} tensors ({shown})"

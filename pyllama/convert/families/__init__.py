@@ -1,0 +1,34 @@
+"""The model families that can be converted: one file each, found by what config.json says.
+
+To add one: a class with the members of `dense.DenseFamily`, and its name in `FAMILIES`.
+"""
+
+from pyllama.errors import ModelError
+
+from ..config import Config
+from .dense import DenseFamily
+from .llama import Llama
+from .qwen2 import Qwen2
+from .qwen3 import Qwen3
+
+FAMILIES: tuple[type[DenseFamily], ...] = (Llama, Qwen2, Qwen3)
+
+
+def family_of(config: Config) -> DenseFamily:
+    """By `architectures`, or by `model_type` where that is absent. Raises `ModelError` with the list of known ones."""
+    named = config.get("architectures")
+    if named:
+        names = named if isinstance(named, list) else [named]
+        found = [family for family in FAMILIES if names[0] in family.hf_architectures]
+    else:
+        names = [config.get("model_type")]
+        found = [family for family in FAMILIES if names[0] in family.model_types]
+    if not found:
+        raise ModelError(
+            f"{config.source}: architecture {names[0]!r} is not supported; supported are {', '.join(supported())}"
+        )
+    return found[0](config)
+
+
+def supported() -> list[str]:
+    return [name for family in FAMILIES for name in family.hf_architectures]

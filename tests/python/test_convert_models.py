@@ -1,0 +1,200 @@
+"""Converted checkpoints of every family: the values of each tensor, and logits against those of transformers.
+
+Golden logits were computed from the same folders by `tests/golden/convert/make_logits.py`. Architectures that the
+engine does not run yet are run by llama.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from bench.llama_cpp_peer import LlamaCppPeer, peer_is_installed
+from pyllama._engine import Engine, GgufFile, Model, dequantize
+from pyllama.tools.convert_hf_to_gguf import main
+from support import checkpoints
+from support.checkpoints import CONFIGS, golden_tokens, write_checkpoint
+from support.logits import kl_divergence, log_softmax, position_logits
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "convert" / "logits.npz"
+ENGINE_RUNS = [name for name in CONFIGS if name.startswith(("llama", "mistral"))]
+PEER_RUNS = [name for name in CONFIGS if name not in ENGINE_RUNS]
+# With F32 weights and KV the engine measures 2e-12. llama.cpp keeps K and V in F16: 3e-6.
+MAX_KL_F32 = 1e-10
+MAX_KL_F16_KV = 2e-5
+
+
+def convert(folder: Path, *arguments: str, outtype: str = "f32") -> Path:
+    path = folder / "out.gguf"
+    assert main([str(folder), "--outtype", outtype, "--outfile", str(path), *arguments]) == 0
+    return path
+
+
+def engine_logits(path: Path) -> NDArray[np.float32]:
+    model = Model(path)
+    engine = Engine(model, n_ctx=256, n_threads=1, type_k="f32", type_v="f32")
+    logits = position_logits(engine, golden_tokens())
+    engine.close()
+    model.close()
+    return logits
+
+
+def kl_to_golden(variant: str, logits: NDArray[np.float32]) -> float:
+    with np.load(GOLDEN) as goldens:
+        golden = log_softmax(goldens[variant])
+    ids = np.tile(np.arange(golden.shape[1]), (len(golden), 1))
+    return float(kl_divergence(ids, golden, logits).mean())
+
+
+@pytest.mark.parametrize("variant", ENGINE_RUNS)
+def test_engine_computes_the_logits_of_transformers(tmp_path: Path, variant: str) -> None:
+    path = convert(write_checkpoint(tmp_path, CONFIGS[variant]))
+    assert kl_to_golden(variant, engine_logits(path)) < MAX_KL_F32
+
+
+@pytest.mark.skipif(not peer_is_installed(), reason="needs the xllamacpp wheel")
+@pytest.mark.parametrize("variant", PEER_RUNS)
+def test_llama_cpp_computes_the_logits_of_transformers(tmp_path: Path, variant: str) -> None:
+    path = convert(write_checkpoint(tmp_path, CONFIGS[variant]))
+    n_vocab = CONFIGS[variant]["vocab_size"]
+    tokens = golden_tokens()
+    with LlamaCppPeer(path, n_ctx=256, n_threads=1) as peer:
+        rows = [peer.next_token_logprobs(tokens[: length + 1], n_vocab) for length in range(len(tokens))]
+    logprobs = np.zeros((len(rows), n_vocab), np.float32)
+    for row, listed in zip(logprobs, rows, strict=True):
+        assert len(listed) == n_vocab
+        row[[token for token, _ in listed]] = [value for _, value in listed]
+    assert kl_to_golden(variant, logprobs) < MAX_KL_F16_KV
+
+
+@pytest.mark.parametrize("other", ["llama", "llama-linear", "llama-yarn"])
+def test_comparison_tells_the_kinds_of_rope_scaling_apart(tmp_path: Path, other: str) -> None:
+    path = convert(write_checkpoint(tmp_path, CONFIGS[other]))
+    assert kl_to_golden("llama-llama3", engine_logits(path)) > 1e3 * MAX_KL_F16_KV
+
+
+def expected_name(name: str) -> str:
+    """GGUF name of a tensor of the checkpoint, spelled out independently of the converter."""
+    if name.startswith("model.layers."):
+        _, _, layer, *rest = name.split(".")
+        part = ".".join(rest[:-1])
+        table = {
+            "input_layernorm": "attn_norm",
+            "post_attention_layernorm": "ffn_norm",
+            "self_attn.o_proj": "attn_output",
+        }
+        table |= {f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"} | {
+            f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"
+        }
+        table |= {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
+        return f"blk.{layer}.{table[part]}.{rest[-1]}"
+    names = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
+    return names[name] + ".weight"
+
+
+def expected_tensors(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
+    tensors = {}
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    for source, values in checkpoints.weights(config).items():
+        name = expected_name(source)
+        part = name.split(".")[-2]
+        if config["model_type"] in ("llama", "mistral") and part in heads:
+            size = len(values) // heads[part]
+            order = [
+                head * size + half * size // 2 + pair
+                for head in range(heads[part])
+                for pair in range(size // 2)
+                for half in range(2)
+            ]
+            values = values[order]
+        tensors[name] = values
+    return tensors
+
+
+@pytest.mark.parametrize("variant", CONFIGS)
+def test_every_tensor_holds_the_values_of_the_checkpoint(tmp_path: Path, variant: str) -> None:
+    path = convert(write_checkpoint(tmp_path, CONFIGS[variant]))
+    expected = expected_tensors(CONFIGS[variant])
+    found = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert found.keys() - {"rope_freqs.weight"} == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name].data.reshape(values.shape), values, err_msg=name)
+
+
+@pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_matrices_are_rounded_to_the_output_type_and_vectors_stay_f32(tmp_path: Path, dtype: str, outtype: str) -> None:
+    config = CONFIGS["qwen3"]
+    path = convert(write_checkpoint(tmp_path, config, dtype=dtype), outtype=outtype)
+    target = gguf.GGMLQuantizationType[outtype.upper()]
+    file = GgufFile(path)
+    for tensor in gguf.GGUFReader(path).tensors:
+        source = next(v for name, v in checkpoints.weights(config).items() if expected_name(name) == tensor.name)
+        if dtype == "BF16":
+            bits = checkpoints.bf16_bits(source)
+            source = (bits.astype(np.uint32) << 16).view(np.float32)
+        elif dtype == "F16":
+            source = source.astype(np.float16).astype(np.float32)
+        if source.ndim == 1:
+            assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
+            np.testing.assert_array_equal(tensor.data, source)
+        else:
+            assert tensor.tensor_type == target
+            expected = gguf.quants.dequantize(gguf.quants.quantize(source, target), target)
+            found = dequantize(outtype, file.tensor_bytes(tensor.name), source.size)
+            np.testing.assert_array_equal(found.reshape(source.shape), expected, err_msg=tensor.name)
+    assert file.metadata["general.file_type"] == {"f16": 1, "bf16": 32, "q8_0": 7}[outtype]
+
+
+@pytest.mark.parametrize(("dtype", "own"), [("F32", "bf16"), ("F16", "f16"), ("BF16", "bf16")])
+def test_auto_keeps_the_sixteen_bit_type_of_the_checkpoint(tmp_path: Path, dtype: str, own: str) -> None:
+    path = convert(write_checkpoint(tmp_path, CONFIGS["llama"], dtype=dtype), outtype="auto")
+    assert {tensor.type_name for tensor in GgufFile(path).tensors} == {own, "f32"}
+
+
+def test_rows_that_are_not_whole_blocks_become_f16(tmp_path: Path) -> None:
+    config = CONFIGS["llama"] | {"hidden_size": 60, "head_dim": 16}
+    types = {t.name: t.type_name for t in GgufFile(convert(write_checkpoint(tmp_path, config), outtype="q8_0")).tensors}
+    assert types["blk.0.attn_q.weight"] == "f16"  # 60 columns
+    assert types["blk.0.ffn_down.weight"] == "q8_0"  # 96 columns
+
+
+def test_llama3_scaling_gives_the_published_divisors(tmp_path: Path) -> None:
+    config = {
+        **CONFIGS["llama"],
+        "head_dim": 128,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 131072,
+        "rope_scaling": {
+            **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            "original_max_position_embeddings": 8192,
+        },
+    }
+    path = convert(write_checkpoint(tmp_path, config))
+    divisors = np.frombuffer(GgufFile(path).tensor_bytes("rope_freqs.weight"), np.float32)
+    blended = [1.20748, 1.55341, 2.02631, 2.69453, 3.68425, 5.25733]  # of Llama 3.1, pairs 29 to 34
+    np.testing.assert_allclose(divisors, [*[1.0] * 29, *blended, *[8.0] * 29], rtol=5e-6)
+
+
+def test_yarn_attention_factor_is_relative_to_the_usual_magnitude(tmp_path: Path) -> None:
+    metadata = GgufFile(convert(write_checkpoint(tmp_path, CONFIGS["qwen2-tied-yarn"]))).metadata
+    assert metadata["qwen2.rope.scaling.type"] == "yarn"
+    assert metadata["qwen2.rope.scaling.factor"] == 4.0
+    assert metadata["qwen2.rope.scaling.original_context_length"] == 64
+    assert metadata["qwen2.rope.scaling.attn_factor"] == pytest.approx(1.1 / (0.1 * math.log(4.0) + 1.0))
+
+
+def test_tied_checkpoint_with_a_stored_head_is_still_tied(tmp_path: Path) -> None:
+    """transformers ignores such a head, so its values must not count."""
+    config = CONFIGS["qwen3-tied"]
+    folder = write_checkpoint(tmp_path, config)
+    head = np.zeros((config["vocab_size"], config["hidden_size"]), np.float32)
+    tensors = {**checkpoints.weights(config), "lm_head.weight": head}
+    (folder / "model.safetensors").write_bytes(checkpoints.safetensors_bytes(tensors))
+    assert "output.weight" not in {tensor.name for tensor in GgufFile(convert(folder)).tensors}

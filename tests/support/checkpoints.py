@@ -1,0 +1,228 @@
+"""Tiny model folders as transformers saves them: configurations by variant, deterministic weights, tokenizer files.
+
+The golden logits of `tests/golden/convert` were made from exactly these folders.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.tiny_llama import CHAT_TEMPLATE, byte_level_vocabulary
+
+VOCAB_SIZE = 304  # some rows beyond the tokens, as published models have
+N_TOKENS = 24
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+_LLAMA = {**_COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
+_QWEN2 = {**_COMMON, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1000000.0}
+_QWEN3 = {**_COMMON, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1000000.0}
+
+CONFIGS: Mapping[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "llama-biased-wide-tied": {
+        **_LLAMA,
+        **{"attention_bias": True, "mlp_bias": True, "head_dim": 24, "tie_word_embeddings": True},
+    },
+    # The context is short enough for wavelengths of all three kinds: kept, blended, stretched.
+    "llama-llama3": {
+        **_LLAMA,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "llama-linear": {**_LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama-yarn": {
+        **_LLAMA,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    },
+    "mistral": {
+        **_LLAMA,
+        **{"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None, "head_dim": 16},
+    },
+    "qwen2": _QWEN2,
+    "qwen2-tied-yarn": {
+        **_QWEN2,
+        "tie_word_embeddings": True,
+        "rope_scaling": {
+            **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.1}
+        },
+    },
+    # transformers 5 spells the rotary settings so.
+    "qwen3": {
+        **{key: value for key, value in _QWEN3.items() if key != "rope_theta"},
+        "head_dim": 32,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    },
+    "qwen3-tied": {**_QWEN3, "head_dim": 16, "tie_word_embeddings": True},
+}
+
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def golden_tokens() -> list[int]:
+    return np.random.default_rng(11).integers(3, 300, N_TOKENS).tolist()
+
+
+def weights(config: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
+    """All tensors of the model, of a spread that makes attention scores and logits anything but flat."""
+    rng = np.random.default_rng(20260101)
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    q_size, kv_size = heads * head_dim, kv_heads * head_dim
+    is_qwen2, is_qwen3 = config["model_type"] == "qwen2", config["model_type"] == "qwen3"
+    tensors: dict[str, NDArray[np.float32]] = {}
+
+    def add(name: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> None:
+        tensors[name] = (mean + std * rng.standard_normal(shape)).astype(np.float32)
+
+    add("model.embed_tokens.weight", (VOCAB_SIZE, hidden), 2.4 / hidden**0.5)
+    for layer in range(config["num_hidden_layers"]):
+        block = f"model.layers.{layer}."
+        for name, rows, columns, std in (
+            ("self_attn.q_proj", q_size, hidden, 1.6),
+            ("self_attn.k_proj", kv_size, hidden, 1.6),
+            ("self_attn.v_proj", kv_size, hidden, 1.0),
+            ("self_attn.o_proj", hidden, q_size, 1.0),
+            ("mlp.gate_proj", ffn, hidden, 1.5),
+            ("mlp.up_proj", ffn, hidden, 1.0),
+            ("mlp.down_proj", hidden, ffn, 1.0),
+        ):
+            add(f"{block}{name}.weight", (rows, columns), std / columns**0.5)
+            is_qkv = name[-6:] in ("q_proj", "k_proj", "v_proj")
+            if (is_qwen2 and is_qkv) or config.get("mlp_bias" if name.startswith("mlp") else "attention_bias"):
+                add(f"{block}{name}.bias", (rows,), 0.3)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            add(f"{block}{name}.weight", (hidden,), 0.2, 1.0)
+        for name in ("q_norm", "k_norm") if is_qwen3 else ():
+            add(f"{block}self_attn.{name}.weight", (head_dim,), 0.3, 1.0)
+    add("model.norm.weight", (hidden,), 0.2, 1.0)
+    if not config["tie_word_embeddings"]:
+        add("lm_head.weight", (VOCAB_SIZE, hidden), 2.4 / hidden**0.5)
+    return tensors
+
+
+def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Rounded to nearest even; for finite values."""
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def safetensors_bytes(tensors: Mapping[str, NDArray[Any]], **header_changes: Any) -> bytes:
+    """A file of these tensors; u16 arrays are taken for bf16. header_changes replace entries of the header."""
+    names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    parts, offset = [], 0
+    for name, values in tensors.items():
+        parts.append(np.ascontiguousarray(values).tobytes())
+        span = [offset, offset + len(parts[-1])]
+        header[name] = {"dtype": names[values.dtype], "shape": list(values.shape), "data_offsets": span}
+        offset = span[1]
+    header.update(header_changes)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(parts)
+
+
+def tokenizer_json(pattern: str = QWEN2_PATTERN, **changes: Any) -> dict[str, Any]:
+    """Byte-level BPE over the tiny vocabulary: special tokens 0 to 2, 256 bytes, merges."""
+    vocabulary = byte_level_vocabulary()
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added_token(token, text) for token, text in enumerate(vocabulary.tokens[:3])],
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                _BYTE_LEVEL,
+            ],
+        },
+        "post_processor": {**_BYTE_LEVEL},
+        "decoder": {**_BYTE_LEVEL},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {text: token for token, text in enumerate(vocabulary.tokens)},
+            "merges": [merge.split(" ") for merge in vocabulary.merges],
+        },
+        **changes,
+    }
+
+
+def added_token(token: int, text: str, *, special: bool = True) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token, "content": text, **flags, "special": special}
+
+
+TOKENIZER_CONFIG: dict[str, Any] = {
+    "bos_token": None,
+    "eos_token": "<|im_end|>",
+    "pad_token": {"content": "<|endoftext|>", "special": True},
+    "add_bos_token": False,
+    "chat_template": CHAT_TEMPLATE,
+    "tokenizer_class": "PreTrainedTokenizerFast",
+}
+
+
+def write_checkpoint(
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    dtype: str = "F32",
+    tokenizer: Mapping[str, Any] | None = None,
+    tokenizer_config: Mapping[str, Any] | None = None,
+) -> Path:
+    """config.json, one safetensors file, tokenizer files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, NDArray[Any]] = dict(weights(config))
+    if dtype != "F32":
+        tensors = {
+            name: bf16_bits(values) if dtype == "BF16" else values.astype(np.float16)
+            for name, values in tensors.items()
+        }
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    write_json(folder / "config.json", config)
+    write_json(folder / "tokenizer.json", tokenizer or tokenizer_json())
+    write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG if tokenizer_config is None else tokenizer_config)
+    return folder
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")

@@ -29,7 +29,8 @@ def help_text(tool: str) -> str:
         )
     for title, groups in sections:
         rows = [option_text(option) for option in options if option.group in groups]
-        blocks.append(f"----- {title} -----\n\n" + "\n".join(rows))
+        if rows:
+            blocks.append(f"----- {title} -----\n\n" + "\n".join(rows))
     return "\n\n".join(blocks)
 
 

@@ -87,6 +87,7 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
   ThreadSettings threads = params.threads;
   threads.count = std::max(n_threads_, n_threads_batch_);
   ops_ = model_->backend().create_ops(threads);
+  if (params.collect_importance) ops_ = observe_inputs(std::move(ops_), importance_);
 }
 
 Engine::~Engine() = default;
@@ -277,6 +278,11 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
 void Engine::clear(int32_t sequence) {
   const std::lock_guard lock(mutex_);
   memory_.clear(sequence);
+}
+
+InputStatistics Engine::importance() const {
+  const std::lock_guard lock(mutex_);
+  return importance_;
 }
 
 }  // namespace v100

@@ -89,6 +89,7 @@ Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, i
   Linear linear;
   linear.weight =
       backend_.pack_linear(tensor.type, in_features, out_features, file_->data(tensor).data() + offset, pool_);
+  if (first == 0) linear.name = name + ".weight";
   linear.bias = optional_vector(bias_name + ".bias", out_features);
   if (first + out_features == all_rows) file_->release(tensor);
   return linear;

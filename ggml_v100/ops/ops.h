@@ -55,7 +55,8 @@ struct EmbeddingTable {
 
 struct Linear {  // y = W x + bias
   std::shared_ptr<const LinearWeight> weight;
-  VectorWeight bias;  // [out_features], or empty
+  VectorWeight bias;   // [out_features], or empty
+  std::string name{};  // of the tensor in the file; empty for the further parts of a fused one
 };
 
 enum class Activation { silu, gelu };  // silu_f32, gelu_f32 of base/math.h
@@ -156,8 +157,7 @@ class Ops {
   // Threads for the following operations, 1..n given at creation.
   virtual void set_threads(int32_t n_threads) = 0;
 
- protected:
-  friend class Scope;
+  // The stack of tensors, for Scope.
   virtual size_t arena_mark() const = 0;
   virtual void arena_release(size_t mark) = 0;
 };

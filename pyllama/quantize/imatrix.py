@@ -6,6 +6,7 @@ For a weight applied as W x, the importance of column c is the mean of x_c² ove
 
 import struct
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -92,7 +93,11 @@ def write_imatrix(path: Path | str, matrix: ImportanceMatrix) -> None:
 
 
 def _read_gguf(path: Path) -> ImportanceMatrix:
-    file = GgufFile(path)
+    with closing(GgufFile(path)) as file:
+        return _matrix_of(file, path)
+
+
+def _matrix_of(file: GgufFile, path: Path) -> ImportanceMatrix:
     metadata = file.metadata
     for key in ("imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"):
         if key not in metadata:

@@ -1,6 +1,6 @@
 """A row's logits have the same bits whatever is computed with it: neighbours, chunks, micro-batches, threads.
 
-Tiny models cover every family of weight types; SmolLM2 covers real widths. Whether the logits are right is test_logits_oracle's
+Tiny models cover the weight types; SmolLM2 covers real widths. Whether the logits are right is test_logits_oracle's
 subject.
 """
 
@@ -18,9 +18,9 @@ from support.logits import assert_same_bits, position_logits
 from support.logprob_goldens import read_goldens
 from support.tiny_llama import write_tiny_llama
 
-WEIGHT_TYPES = (  # each kernel family; that every type's kernel equals the reference is test_cpu_kernels' subject
+WEIGHT_TYPES = (
     "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
-    "iq4_xs", "mxfp4", "tq1_0", "iq1_s", "iq2_s", "iq3_s",
+    "iq4_nl", "iq4_xs", "mxfp4", "tq1_0", "tq2_0", "iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
 )  # fmt: skip
 CHUNKS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64)
 N_NEIGHBOURS = 7

@@ -1,8 +1,8 @@
 // Codecs: how a block of 32 values of each kind of panel is unpacked, written once over codes_*.h. An instruction set's
 // file includes its codes header first and this file second; all names are private to that file.
 //
-// What      read(panel, block, c, b): codes, scales and minimums of the kCodeColumns columns from c on. The codebook
-//           formats are in codebook_codecs.h
+// What      read(panel, block, c, b): codes, scales and minimums of the kCodeColumns columns from c on; blocks are
+//           read in order from a multiple of 8. The codebook formats are in codebook_codecs.h
 // Layout    panel.h
 // Numerics  scale and minimum as in ops/ops.h (linear); the codes carry the kind's bias
 #pragma once
@@ -171,28 +171,47 @@ struct Codec<PanelKind::q3_K> {
   }
 };
 
-// Scale and minimum of Q4_K and Q5_K.
-inline void read_k_scales(const std::byte* cell, uint32_t block, int c, PanelBlock& b) {
-  Bytes scale, minimum;
-  read_six_bit_pair(cell + 64 + c, block, scale, minimum);
-  b.scale[0] = load_halves(cell + 2 * c) * from_unsigned(scale);
-  b.minimum[0] = -(load_halves(cell + 32 + 2 * c) * from_unsigned(minimum));
-}
+// Scales and minimums of Q4_K and Q5_K: those of a super-block are worked out when its first block is read.
+class KScales {
+ public:
+  void read(const std::byte* cell, uint32_t block, int c, PanelBlock& b) {
+    const int part = c / kCodeColumns;
+    if (block == 0) work_out(cell, c, scales_[part], minimums_[part]);
+    b.scale[0] = scales_[part][block];
+    b.minimum[0] = minimums_[part][block];
+  }
+
+ private:
+  static void work_out(const std::byte* cell, int c, Scales* scales, Scales* minimums) {
+    const Scales d = load_halves(cell + 2 * c), negative_dmin = -load_halves(cell + 32 + 2 * c);
+    for (uint32_t j = 0; j < 8; ++j) {
+      Bytes scale, minimum;
+      read_six_bit_pair(cell + 64 + c, j, scale, minimum);
+      scales[j] = d * from_unsigned(scale);
+      minimums[j] = negative_dmin * from_unsigned(minimum);
+    }
+  }
+
+  static constexpr int kParts = kPanelColumns / kCodeColumns;
+  Scales scales_[kParts][8], minimums_[kParts][8];
+};
 
 template <>
 struct Codec<PanelKind::q4_K> {
-  static void read(const std::byte* panel, int32_t block, int c, PanelBlock& b) {
+  KScales scales;
+  void read(const std::byte* panel, int32_t block, int c, PanelBlock& b) {
     const Place<PanelKind::q4_K> at(panel, block);
-    read_k_scales(at.cell, at.block, c, b);
+    scales.read(at.cell, at.block, c, b);
     read_nibbles(at.cell + 256 + 256 * at.block + 4 * c, b.codes);
   }
 };
 
 template <>
 struct Codec<PanelKind::q5_K> {
-  static void read(const std::byte* panel, int32_t block, int c, PanelBlock& b) {
+  KScales scales;
+  void read(const std::byte* panel, int32_t block, int c, PanelBlock& b) {
     const Place<PanelKind::q5_K> at(panel, block);
-    read_k_scales(at.cell, at.block, c, b);
+    scales.read(at.cell, at.block, c, b);
     const std::byte* codes = at.cell + 256 + 320 * at.block + 4 * c;
     read_nibbles(codes + 64, b.codes);
     add_bit_plane<4>(codes, b.codes);

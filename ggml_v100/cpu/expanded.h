@@ -34,10 +34,11 @@ struct ExpandedCodec {
 template <PanelKind kind>
 void expand(const std::byte* panel, int32_t first_block, int32_t n_blocks, ExpandedBlock* blocks) {
   constexpr CodeTraits traits = kTraits<kind>;
+  Codec<kind> codec;
   for (int32_t i = 0; i < n_blocks; ++i)
     for (int c = 0; c < kPanelColumns; c += kCodeColumns) {
       PanelBlock b;
-      Codec<kind>::read(panel, first_block + i, c, b);
+      codec.read(panel, first_block + i, c, b);
       for (int part = 0; part < 32 / traits.group; ++part) {
         store_scales(blocks[i].scale[part] + c, b.scale[part]);
         if constexpr (traits.has_minimum) store_scales(blocks[i].minimum[part] + c, b.minimum[part]);

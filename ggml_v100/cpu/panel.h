@@ -66,8 +66,9 @@ inline constexpr PanelFormat kPanelFormats[kPanelKinds] = {
     {128, 64 + 4 * 128, 32, 15, 1, false},               // q2_0: d[2], crumbs of 4 blocks
     {512, 64 + 16 * 128, 32, 15, 1, false},              // tq2_0: d[2], crumbs of 16 blocks
     {256, 32 + 13 * 64, 32, 15, 1, false},               // tq1_0: d, the block's bytes 0..51 in turns
-    {256, 16 * 50, 32, 31, 9, false},                    // iq1_s: transposed, like all below; codes are 8 q
-    {256, 16 * 56, 16, 31, 9, false},                    // iq1_m
+    {256, 16 * 50, 32, 31, 9, false},                    // iq1_s: transposed, like most below; codes are of 8 q
+    {256, 16 * 56, 16, 31, 9, false},                    // iq1_m: d, upper scale bits [2], scale nibbles [4] (scales in
+                                                         // pairs), bytes 0..47 transposed
     {256, 16 * 66, 32, 255, 128, false},                 // iq2_xxs
     {256, 16 * 74, 16, 255, 128, false},                 // iq2_xs
     {256, 16 * 82, 16, 255, 128, false},                 // iq2_s

@@ -64,10 +64,11 @@ void dot_tile(const std::byte* panel, int32_t n_blocks, const ActivationBlock* t
   unroll<2 * R>([&](auto i) V100_INLINE_LAMBDA {
     sums[i / 2][i % 2] = accumulate ? _mm256_loadu_ps(y + i / 2 * y_stride + i % 2 * 8) : _mm256_setzero_ps();
   });
+  Codec codec;
   for (int32_t block = 0; block < n_blocks; ++block, tile += R) {
     unroll<2>([&](auto half) V100_INLINE_LAMBDA {
       PanelBlock b;
-      Codec::read(panel, block, 8 * half, b);
+      codec.read(panel, block, 8 * half, b);
       if constexpr (is_signed(traits))
         unroll<8>([&](auto g)
                       V100_INLINE_LAMBDA { b.codes[g].v = _mm256_xor_si256(b.codes[g].v, _mm256_set1_epi8(-128)); });

@@ -59,9 +59,10 @@ void dot_tile(const std::byte* panel, int32_t n_blocks, const ActivationBlock* t
   __m512 sums[R];
   unroll<R>([&](auto r)
                 V100_INLINE_LAMBDA { sums[r] = accumulate ? _mm512_loadu_ps(y + r * y_stride) : _mm512_setzero_ps(); });
+  Codec codec;
   for (int32_t block = 0; block < n_blocks; ++block, tile += R) {
     PanelBlock b;
-    Codec::read(panel, block, 0, b);
+    codec.read(panel, block, 0, b);
     unroll<R / 4>([&](auto i) V100_INLINE_LAMBDA { add_block<traits, 4>(b, tile + 4 * i, sums + 4 * i); });
     if constexpr (R % 4 != 0) add_block<traits, R % 4>(b, tile + R / 4 * 4, sums + R / 4 * 4);
   }

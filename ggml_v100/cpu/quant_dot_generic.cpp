@@ -42,9 +42,10 @@ void dot(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, 
   float sums[kMostRows][16] = {};
   if (accumulate)
     for (int32_t r = 0; r < rows; ++r) std::memcpy(sums[r], y + r * y_stride, sizeof sums[r]);
+  Codec codec;
   for (int32_t block = 0; block < n_blocks; ++block, tile += rows) {
     PanelBlock b;
-    Codec::read(panel, block, 0, b);
+    codec.read(panel, block, 0, b);
     int16_t codes[8][64];
     for (int g = 0; g < 8; ++g)
       for (int i = 0; i < 64; ++i) codes[g][i] = b.codes[g].v[i];

@@ -1,6 +1,6 @@
 """A row's logits have the same bits whatever is computed with it: neighbours, chunks, micro-batches, threads.
 
-Tiny models cover every weight type; SmolLM2 covers real widths. Whether the logits are right is test_logits_oracle's
+Tiny models cover the weight types; SmolLM2 covers real widths. Whether the logits are right is test_logits_oracle's
 subject.
 """
 

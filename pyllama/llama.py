@@ -36,6 +36,7 @@ from pyllama.completion import (
 )
 from pyllama.completion_types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from pyllama.errors import InvalidArgument
+from pyllama.gguf.split_set import check_parts
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -191,6 +192,7 @@ class Llama:
             "thread_poll": thread_poll,
         }
         n_ctx = read_count("n_ctx", n_ctx)
+        check_parts(Path(self.model_path))
         model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)

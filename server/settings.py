@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyllama.server.generation_params import GenerationParams
@@ -35,6 +36,7 @@ class ServerSettings:
     has_metrics: bool = False
     has_props: bool = False
     has_slots: bool = True
+    slot_save_path: str = ""
     n_ctx: int = 0
     n_slots: int = 4
     kv_unified: bool = True
@@ -133,6 +135,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         has_metrics=options.metrics,
         has_props=options.props,
         has_slots=options.slots,
+        slot_save_path=_existing_folder("--slot-save-path", options.slot_save_path),
         n_ctx=options.ctx_size,
         n_slots=n_slots,
         kv_unified=options.kv_unified or options.parallel <= 0,
@@ -165,6 +168,12 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         ),
         given=given,
     )
+
+
+def _existing_folder(option: str, path: str) -> str:
+    if path and not Path(path).is_dir():
+        raise SettingsError(f"{option}: there is no directory {path}")
+    return path
 
 
 def _template_kwargs(text: str) -> dict[str, Any]:

@@ -22,10 +22,11 @@ removed: an error that names the replacement."""
 class Option:
     """One row.
 
-    neutral: the values that change nothing: plain values, or `{"at_most": x}` / `{"at_least": x}`; the default is
-    always among them, and None stands for every value. supported: the part of `choices` that works today.
-    refuse: single values that are not allowed, with the reason. into: the dest that takes the contents of a file.
-    empty_word: the text that stands for an empty list. per_tool: what differs, by program or "program, program".
+    neutral: the values that change nothing: plain values, `{"at_most": x}`, `{"at_least": x}`, or `"only_first"` for
+    lists that are zero after their first number; the default is always among them, and None stands for every value.
+    supported: the part of `choices` that works today. refuse: single values that are not allowed, with the reason.
+    into: the dest that takes the contents of a file. empty_word: the text that stands for an empty list. per_tool: what
+    differs, by program or "program, program".
     """
 
     names: tuple[str, ...]
@@ -82,6 +83,8 @@ def _matches(rule: Any, value: Any) -> bool:
     if isinstance(rule, Mapping):
         ((relation, bound),) = rule.items()
         return bool(value <= bound if relation == "at_most" else value >= bound)
+    if rule == "only_first":
+        return not any(value[1:])
     return bool(rule == value) and isinstance(rule, bool) == isinstance(value, bool)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from statistics import mean, stdev
 from types import TracebackType
 from typing import Any, TextIO
@@ -154,6 +155,9 @@ class Runner:
     def _load(self, path: str, n_threads: int) -> Any:
         if self._model_path != path:
             self._close_model()
+            from pyllama.gguf.split_set import check_parts
+
+            check_parts(Path(path))
             self._model = self._native.Model(path, n_threads=n_threads)
             self._model_path = path
         return self._model

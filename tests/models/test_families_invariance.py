@@ -1,4 +1,4 @@
-"""The new families keep the engine's promises: a row's bits depend neither on its neighbours, the chunking of the prompt,
+"""All families keep the engine's promises: a row's bits depend neither on its neighbours, the chunking of the prompt,
 the micro-batch and the threads nor on the instruction set; sequences can be forked and saved.
 
 Experts see rows grouped by whatever else is in the batch; sliding windows cross pages of 256 tokens here.

@@ -24,6 +24,7 @@ MAX_MEAN_KL = 3e-5  # measured: 1e-6 to 6e-6
 
 GEMMA = {"architecture": "gemma3", "n_layer": 7, "head_dim": 32, "tied": True}
 WINDOW = {"gemma3.attention.sliding_window": 8}
+PATTERN = "gemma3.attention.sliding_window_pattern"
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen2": {"architecture": "qwen2"},
     "qwen2-tied-yarn": {
@@ -43,11 +44,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixtral": {"architecture": "llama"},
     "gemma3": {**GEMMA, "metadata": WINDOW},
     "gemma3-without-window": GEMMA,
-    "gemma3-period": {**GEMMA, "metadata": {**WINDOW, "gemma3.attention.sliding_window_pattern": 2}},
-    "gemma3-array": {
-        **GEMMA,
-        "metadata": {**WINDOW, "gemma3.attention.sliding_window_pattern": [True, False, False, True, True, False, True]},
-    },
+    "gemma3-period": {**GEMMA, "metadata": {**WINDOW, PATTERN: 2}},
+    "gemma3-array": {**GEMMA, "metadata": {**WINDOW, PATTERN: [True, False, False, True, True, False, True]}},
     "gemma3-rope": {
         **GEMMA,
         "metadata": {

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.tiny_llama import MetadataValue, ModelWriter, common_keys
 
+
 def write_tiny_model(
     path: Path | str,
     architecture: str,

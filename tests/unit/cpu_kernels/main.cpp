@@ -21,6 +21,8 @@ constexpr Section kSections[] = {
     {"linear_real_sizes", test_linear_real_sizes},
     {"attention", test_attention},
     {"attention_unseen_keys", test_attention_unseen_keys},
+    {"experts", test_experts},
+    {"routing", test_routing},
     {"encoder_searches", test_encoder_searches},
     {"errors", test_errors},
     {"negative_control", test_negative_control},

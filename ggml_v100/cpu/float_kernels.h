@@ -56,6 +56,25 @@ void add_rows(float* x, const float* a, int64_t n) {
                    V100_INLINE_LAMBDA { store_some(x + i, load_some(x + i, count) + load_some(a + i, count), count); });
 }
 
+void add_scaled_rows(float* x, float factor, const float* a, int64_t n) {
+  for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
+    store_some(x + i, fma(splat(factor), load_some(a + i, count), load_some(x + i, count)), count);
+  });
+}
+
+void scale_rows(float* x, float factor, int64_t n) {
+  for_lanes(n, [&](int64_t i, int count)
+                   V100_INLINE_LAMBDA { store_some(x + i, load_some(x + i, count) * splat(factor), count); });
+}
+
+void soft_cap_rows(float* x, float cap, int64_t n) {
+  for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
+    const Lanes u = load_some(x + i, count) / splat(cap);
+    const Lanes tanh = splat(1.0f) - splat(2.0f) / (splat(1.0f) + exp_lanes(u + u));
+    store_some(x + i, splat(cap) * tanh, count);
+  });
+}
+
 void rms_norm_row(const float* x, const float* w, float* y, int32_t n, float eps) {
   Lanes sums = splat(0.0f);
   for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
@@ -396,6 +415,9 @@ constexpr Kernels float_kernels(const char* name) {
   k.dense_dot[static_cast<int>(ElementType::q8_0_values)] = dense_product<ValueElements<value_codes_q8>>;
   k.dense_dot[static_cast<int>(ElementType::q4_0_values)] = dense_product<ValueElements<value_codes_q4>>;
   k.add = add_rows;
+  k.add_scaled = add_scaled_rows;
+  k.scale = scale_rows;
+  k.soft_cap = soft_cap_rows;
   k.rms_norm = rms_norm_row;
   k.silu_mul = silu_mul_row;
   k.gelu_mul = gelu_mul_row;

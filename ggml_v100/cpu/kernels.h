@@ -62,7 +62,10 @@ struct Kernels {
   void (*dense_dot[kElementTypes])(const DenseProduct& product);
 
   void (*add)(float* x, const float* a, int64_t n);                                  // x += a
-  void (*rms_norm)(const float* x, const float* w, float* y, int32_t n, float eps);  // one row
+  void (*add_scaled)(float* x, float factor, const float* a, int64_t n);             // x = fma(factor, a, x)
+  void (*scale)(float* x, float factor, int64_t n);                                  // x *= factor
+  void (*soft_cap)(float* x, float cap, int64_t n);                                  // x = cap * tanh(x / cap)
+  void (*rms_norm)(const float* x, const float* w, float* y, int32_t n, float eps);  // one row, y may be x
   void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);         // y = silu(gate) * up
   void (*gelu_mul)(const float* gate, const float* up, float* y, int64_t n);
   // One head in place; cosine and sine [pairs].

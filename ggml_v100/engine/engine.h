@@ -117,9 +117,9 @@ class Engine {
   Buffer kv_;                         // [pages][layers] page of layer
   std::vector<KvLayer> kv_layers_;
   PagedMemory memory_;
-  RopeAngles rope_;
-  RopeTableBuffer rope_table_;
-  InputStatistics importance_;  // written by ops_
+  std::vector<RopeAngles> ropes_;
+  std::vector<RopeTableBuffer> rope_tables_;  // one for each
+  InputStatistics importance_;                // written by ops_
   std::unique_ptr<Ops> ops_;
   std::vector<float> logits_;
   int32_t logits_rows_ = 0;

@@ -27,6 +27,15 @@ class ObservedOps final : public Ops {
     observe(x, std::array{&gate, &up});
     return inner_->gated_linear(x, gate, up, activation);
   }
+  Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
+                             Activation activation) override {
+    observe(x, routing, routing.used, std::array{&gate, &up});
+    return inner_->gated_expert_linear(x, routing, gate, up, activation);
+  }
+  Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) override {
+    observe(x, routing, 1, std::array{&w});
+    return inner_->expert_linear(x, routing, w);
+  }
 
   Tensor create(int32_t rows, int32_t features) override { return inner_->create(rows, features); }
   Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) override {
@@ -37,6 +46,14 @@ class ObservedOps final : public Ops {
     return inner_->add_rms_norm(x, a, w, eps);
   }
   void add(Tensor x, Tensor a) override { inner_->add(x, a); }
+  void scale(Tensor x, float factor) override { inner_->scale(x, factor); }
+  void soft_cap(Tensor x, float cap) override { inner_->soft_cap(x, cap); }
+  void norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps, const RopeTable& table,
+                 RopeLayout layout) override {
+    inner_->norm_rope(x, heads, head_dim, w, eps, table, layout);
+  }
+  Routing route(Tensor logits, int32_t used) override { return inner_->route(logits, used); }
+  Tensor mix_experts(Tensor x, const Routing& routing) override { return inner_->mix_experts(x, routing); }
   void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) override {
     inner_->rope(x, heads, head_dim, table, layout);
   }
@@ -57,20 +74,44 @@ class ObservedOps final : public Ops {
  private:
   void observe(Tensor x, std::span<const Linear* const> weights) {
     if (x.rows < kLeastObservedRows) return;
-    host_.resize(static_cast<size_t>(x.size()));
-    inner_->read(x, host_);
-    for (const Linear* w : weights)
-      if (!w->name.empty()) add_rows(statistics_[w->name], x.rows, x.features);
+    read_input(x);
+    for (const Linear* w : weights) {
+      if (w->name.empty()) continue;
+      InputSums& sums = sums_of(w->name, 1, x.features);
+      for (int32_t r = 0; r < x.rows; ++r) add_row(sums, 0, r);
+    }
   }
 
-  void add_rows(InputSums& sums, int32_t rows, int32_t features) const {
+  // Slot s of the routing reads row s / slots_per_row.
+  void observe(Tensor x, const Routing& routing, int32_t slots_per_row, std::span<const ExpertLinear* const> weights) {
+    if (routing.rows < kLeastObservedRows) return;
+    read_input(x);
+    for (const ExpertLinear* w : weights) {
+      InputSums& sums = sums_of(w->name, static_cast<int32_t>(w->experts.size()), x.features);
+      for (int32_t slot = 0; slot < routing.slots(); ++slot) add_row(sums, routing.expert[slot], slot / slots_per_row);
+    }
+  }
+
+  void read_input(Tensor x) {
+    host_.resize(static_cast<size_t>(x.size()));
+    inner_->read(x, host_);
+  }
+
+  InputSums& sums_of(const std::string& name, int32_t matrices, int32_t features) {
+    InputSums& sums = statistics_[name];
+    sums.matrices = matrices;
     sums.features = features;
-    sums.squares.resize(static_cast<size_t>(features));
-    sums.n_rows.resize(1);
-    const float* x = host_.data();
-    for (int32_t r = 0; r < rows; ++r, x += features)
-      for (int32_t c = 0; c < features; ++c) sums.squares[static_cast<size_t>(c)] += static_cast<double>(x[c]) * x[c];
-    sums.n_rows[0] += rows;
+    sums.squares.resize(static_cast<size_t>(matrices) * static_cast<size_t>(features));
+    sums.n_rows.resize(static_cast<size_t>(matrices));
+    return sums;
+  }
+
+  void add_row(InputSums& sums, int32_t matrix, int32_t row) const {
+    const auto n = static_cast<size_t>(sums.features);
+    const float* x = host_.data() + static_cast<size_t>(row) * n;
+    double* squares = sums.squares.data() + static_cast<size_t>(matrix) * n;
+    for (size_t c = 0; c < n; ++c) squares[c] += static_cast<double>(x[c]) * x[c];
+    ++sums.n_rows[static_cast<size_t>(matrix)];
   }
 
   std::unique_ptr<Ops> inner_;

@@ -59,6 +59,22 @@ struct Linear {  // y = W x + bias
   std::string name{};  // of the tensor in the file; empty for the further parts of a fused one
 };
 
+// One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x.
+struct ExpertLinear {
+  std::vector<std::shared_ptr<const LinearWeight>> experts;
+  std::string name;  // of the stack in the file
+};
+
+// Which experts the rows of a ubatch go to: slot r * used + j is the choice j of row r. In the arena, like a tensor.
+struct Routing {
+  int32_t rows = 0;
+  int32_t used = 0;                 // experts per row
+  const int32_t* expert = nullptr;  // [rows, used]
+  const float* weight = nullptr;    // [rows, used], falling in a row
+
+  int32_t slots() const { return rows * used; }
+};
+
 enum class Activation { silu, gelu };  // silu_f32, gelu_f32 of base/math.h
 
 enum class RopeLayout {
@@ -102,6 +118,10 @@ class Ops {
   virtual Tensor add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float eps) = 0;
   // x += a in place.
   virtual void add(Tensor x, Tensor a) = 0;
+  // x *= factor in place.
+  virtual void scale(Tensor x, float factor) = 0;
+  // In place: x = cap * tanh(x / cap), with tanh(u) = 1 - 2 / (1 + exp_f32(2 u)).
+  virtual void soft_cap(Tensor x, float cap) = 0;
 
   // y [rows, out] = W x (+ bias added last).
   //
@@ -128,6 +148,10 @@ class Ops {
   // In place on x [rows, heads * head_dim]: (x0, x1) = (fma(x0, c, -(x1 * s)), fma(x0, s, x1 * c)) for the pairs of each head.
   virtual void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) = 0;
 
+  // In place: each head becomes rms_norm(head, w [head_dim], eps), then rope.
+  virtual void norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps,
+                         const RopeTable& table, RopeLayout layout) = 0;
+
   // Writes k [rows, kv_heads * head_dim_k] and v of each row at its kv_index. Stored values: rounded to nearest even for
   // f16/bf16. Q8_0: per 32 features of a head p_i and dx of linear's activation rule, dx stored as f16.
   // Q4_0: per 32, m = the value of largest magnitude (first of equals), d = m / -8, q = min(15, trunc(fma(x, 1 / d, 8.5)))
@@ -141,6 +165,19 @@ class Ops {
   // Pages are merged in order with M = max(m1, m2), a = exp_f32(m1 - M), b = exp_f32(m2 - M):
   //   l = fma(l1, a, l2 * b), o = fma(o1, a, o2 * b).       The result is o / l. A row that sees no key gives zeros.
   virtual Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) = 0;
+
+  // Chooses `used` experts for each row of router logits [rows, experts], the largest first, of equal ones the lower id.
+  //   p_e = exp_f32(logit_e - max), P = sum of p_e over all experts in 16 interleaved partial sums, q_j = p_(e_j) / P,
+  //   weight_j = q_j / max(q_0 + q_1 + ..., 2^-14).         The weights of a row are 1 together unless all are tiny.
+  virtual Routing route(Tensor logits, int32_t used) = 0;
+  // [slots, out]: gated_linear of the slot's row of x [rows, in] by the slot's expert. An expert's weights are read once
+  // for all of its rows.
+  virtual Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
+                                     Activation activation) = 0;
+  // [slots, out]: linear of row `slot` of x [slots, in] by the slot's expert.
+  virtual Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) = 0;
+  // [rows, features] from x [slots, features]: y starts at 0; y = fma(weight_j, x_j, y) for the slots of the row in order.
+  virtual Tensor mix_experts(Tensor x, const Routing& routing) = 0;
 
   // Copies of the given rows, [indices, features].
   virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;

@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "ops/arena.h"
 #include "ops/reference_blocks.h"
+#include "ops/routing.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -91,6 +92,17 @@ class ReferenceOps final : public Ops {
     for (int64_t i = 0; i < x.size(); ++i) x.data[i] += a.data[i];
   }
 
+  void scale(Tensor x, float factor) override {
+    for (int64_t i = 0; i < x.size(); ++i) x.data[i] *= factor;
+  }
+
+  void soft_cap(Tensor x, float cap) override {
+    for (int64_t i = 0; i < x.size(); ++i) {
+      const float u = x.data[i] / cap;
+      x.data[i] = cap * (1.0f - 2.0f / (1.0f + exp_f32(u + u)));
+    }
+  }
+
   Tensor linear(Tensor x, const Linear& layer) override {
     const auto& w = static_cast<const ReferenceWeight&>(*layer.weight);
     Tensor y = create(x.rows, w.out_features);
@@ -127,6 +139,14 @@ class ReferenceOps final : public Ops {
         }
   }
 
+  void norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps, const RopeTable& table,
+                 RopeLayout layout) override {
+    const Scope scope(*this);
+    const Tensor normed = rms_norm({x.data, x.rows * heads, head_dim}, w, eps);
+    std::copy_n(normed.data, normed.size(), x.data);
+    rope(x, heads, head_dim, table, layout);
+  }
+
   void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override {
     const PageLayout page(layer.shape);
     for (const SequenceRows& sequence : rows.sequences)
@@ -154,6 +174,50 @@ class ReferenceOps final : public Ops {
                    h / group, scale, y.row(r) + h * layer.shape.head_dim_v);
       });
     }
+    return y;
+  }
+
+  Routing route(Tensor logits, int32_t used) override {
+    const auto n = static_cast<size_t>(logits.rows) * static_cast<size_t>(used), k = static_cast<size_t>(used);
+    auto* expert = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
+    auto* weight = reinterpret_cast<float*>(arena_.take(n * sizeof(float)));
+    for (int32_t r = 0; r < logits.rows; ++r)
+      route_row({logits.row(r), static_cast<size_t>(logits.features)}, {expert + r * used, k}, {weight + r * used, k});
+    return {logits.rows, used, expert, weight};
+  }
+
+  Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
+                             Activation activation) override {
+    Tensor y = create(routing.slots(), gate.experts[0]->out_features);
+    for (int32_t slot = 0; slot < y.rows; ++slot) {
+      const Scope scope(*this);
+      const auto e = static_cast<size_t>(routing.expert[slot]);
+      const Tensor row{x.row(slot / routing.used), 1, x.features};
+      const Tensor one = gated_linear(row, {gate.experts[e], {}}, {up.experts[e], {}}, activation);
+      std::copy_n(one.data, y.features, y.row(slot));
+    }
+    return y;
+  }
+
+  Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) override {
+    Tensor y = create(routing.slots(), w.experts[0]->out_features);
+    for (int32_t slot = 0; slot < y.rows; ++slot) {
+      const Scope scope(*this);
+      const Tensor one =
+          linear({x.row(slot), 1, x.features}, {w.experts[static_cast<size_t>(routing.expert[slot])], {}});
+      std::copy_n(one.data, y.features, y.row(slot));
+    }
+    return y;
+  }
+
+  Tensor mix_experts(Tensor x, const Routing& routing) override {
+    Tensor y = create(routing.rows, x.features);
+    std::fill_n(y.data, y.size(), 0.0f);
+    for (int32_t slot = 0; slot < routing.slots(); ++slot)
+      for (int32_t i = 0; i < x.features; ++i) {
+        float& sum = y.row(slot / routing.used)[i];
+        sum = std::fma(routing.weight[slot], x.row(slot)[i], sum);
+      }
     return y;
   }
 

@@ -149,6 +149,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         n_threads_batch=settings.n_threads_batch,
         type_k=settings.type_k,
         type_v=settings.type_v,
+        **settings.threads,
         **settings.rope,
     )
     original_context = settings.rope.get("yarn_orig_ctx") or metadata.get(

@@ -10,6 +10,7 @@ from typing import Any
 
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
+from pyllama.thread_placement import engine_thread_options
 
 
 class SettingsError(ValueError):
@@ -43,6 +44,7 @@ class ServerSettings:
     n_ubatch: int = 512
     n_threads: int = 0
     n_threads_batch: int = 0
+    threads: Mapping[str, Any] = field(default_factory=dict)  # placement, as the engine takes it
     type_k: str = "f16"
     type_v: str = "f16"
     check_tensors: bool = False
@@ -141,6 +143,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         n_ubatch=options.ubatch_size,
         n_threads=max(0, options.threads),
         n_threads_batch=max(0, options.threads_batch or 0),
+        threads=engine_thread_options(options),
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         check_tensors=options.check_tensors,

@@ -24,24 +24,19 @@ from support.tiny_llama import write_tiny_llama  # noqa: E402
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """SmolLM2-135M-Instruct Q4_1 (98 MB, read-only). Skips when it cannot be had, unless REQUIRE_TEST_MODELS=1."""
-    try:
-        return model_cache.cached_smollm2()
-    except fetch_demo_model.FetchError as error:
-        if model_cache.models_are_required():
-            pytest.fail(f"REQUIRE_TEST_MODELS is set, but: {error}", pytrace=False)
-        pytest.skip(f"needs the SmolLM2 test model: {error}")
+    return model_cache.cached_or_skip(fetch_demo_model.SMOLLM2_Q4_1)
 
 
 @pytest.fixture(scope="session")
 def smollm2_q8_0_path(smollm2_path: Path) -> Path:
     """SmolLM2-135M-Instruct with every matrix in Q8_0 (145 MB), made from the Q4_1 file."""
-    return model_cache.cached_smollm2_as("q8_0", smollm2_path)
+    return model_cache.cached_as("q8_0", smollm2_path)
 
 
 @pytest.fixture(scope="session")
 def smollm2_f16_path(smollm2_path: Path) -> Path:
     """SmolLM2-135M-Instruct with the values of the Q4_1 file stored as F16 (269 MB)."""
-    return model_cache.cached_smollm2_as("f16", smollm2_path)
+    return model_cache.cached_as("f16", smollm2_path)
 
 
 @pytest.fixture(scope="session")

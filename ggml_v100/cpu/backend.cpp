@@ -11,11 +11,13 @@
 #include "base/error.h"
 #include "base/thread_pool.h"
 #include "cpu/attention.h"
+#include "cpu/experts.h"
 #include "cpu/kernels.h"
 #include "cpu/kv_page.h"
 #include "cpu/linear.h"
 #include "cpu/packed_weight.h"
 #include "ops/arena.h"
+#include "ops/routing.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -27,10 +29,11 @@ using cpu::LinearJob;
 using cpu::PackedWeight;
 
 constexpr int64_t kParallelValues = 32 << 10;  // element-wise work below this stays on the calling thread (~2 us)
+constexpr size_t kMostWeights = 8;             // of one multi_linear
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(const Kernels& kernels, int32_t n_threads) : kernels_(kernels), pool_(n_threads) {}
+  CpuOps(const Kernels& kernels, const ThreadSettings& threads) : kernels_(kernels), pool_(threads) {}
 
   Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
 
@@ -63,6 +66,14 @@ class CpuOps final : public Ops {
     for_rows(x.rows, x.features, [&](int32_t r) { kernels_.add(x.row(r), a.row(r), x.features); });
   }
 
+  void scale(Tensor x, float factor) override {
+    for_rows(x.rows, x.features, [&](int32_t r) { kernels_.scale(x.row(r), factor, x.features); });
+  }
+
+  void soft_cap(Tensor x, float cap) override {
+    for_rows(x.rows, x.features, [&](int32_t r) { kernels_.soft_cap(x.row(r), cap, x.features); });
+  }
+
   Tensor linear(Tensor x, const Linear& layer) override {
     const LinearJob job{.layer = &layer, .y = create(x.rows, layer.weight->out_features)};
     cpu::run_linear_jobs(x, {&job, 1}, kernels_, arena_, pool_);
@@ -70,12 +81,15 @@ class CpuOps final : public Ops {
   }
 
   void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) override {
-    std::vector<LinearJob> jobs(weights.size());
+    std::array<LinearJob, kMostWeights> jobs{};
+    if (weights.size() > jobs.size())
+      throw InvalidArgument("multi_linear of " + std::to_string(weights.size()) + " weights, the limit is " +
+                            std::to_string(jobs.size()));
     for (size_t i = 0; i < weights.size(); ++i) {
-      jobs[i].layer = weights[i];
-      jobs[i].y = outputs[i] = create(x.rows, weights[i]->weight->out_features);
+      outputs[i] = create(x.rows, weights[i]->weight->out_features);
+      jobs[i] = {.layer = weights[i], .y = outputs[i]};
     }
-    cpu::run_linear_jobs(x, jobs, kernels_, arena_, pool_);
+    cpu::run_linear_jobs(x, std::span(jobs).first(weights.size()), kernels_, arena_, pool_);
   }
 
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
@@ -104,6 +118,19 @@ class CpuOps final : public Ops {
     });
   }
 
+  void norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps, const RopeTable& table,
+                 RopeLayout layout) override {
+    const auto rotate = layout == RopeLayout::halves ? kernels_.rope_halves : kernels_.rope_interleaved;
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      const int64_t angles = static_cast<int64_t>(r) * table.pairs;
+      for (int32_t h = 0; h < heads; ++h) {
+        float* head = x.row(r) + h * head_dim;
+        kernels_.rms_norm(head, w.data.get(), head, head_dim, eps);
+        rotate(head, table.cosine + angles, table.sine + angles, table.pairs);
+      }
+    });
+  }
+
   void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override {
     cpu::append_kv(k, v, rows, layer, kernels_, pool_);
   }
@@ -111,6 +138,38 @@ class CpuOps final : public Ops {
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
     cpu::run_attention(q, rows, layer, heads, scale, y, kernels_, arena_, pool_);
+    return y;
+  }
+
+  Routing route(Tensor logits, int32_t used) override {
+    const size_t n = static_cast<size_t>(logits.rows) * static_cast<size_t>(used);
+    auto* expert = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
+    auto* weight = reinterpret_cast<float*>(arena_.take(n * sizeof(float)));
+    for_rows(logits.rows, logits.features * 4, [&](int32_t r) {
+      const auto k = static_cast<size_t>(used), first = static_cast<size_t>(r) * k;
+      route_row({logits.row(r), static_cast<size_t>(logits.features)}, {expert + first, k}, {weight + first, k});
+    });
+    return {logits.rows, used, expert, weight};
+  }
+
+  Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
+                             Activation activation) override {
+    return for_experts(x, routing.used, routing, gate, [&](Tensor rows, size_t e) {
+      return gated_linear(rows, {gate.experts[e], {}}, {up.experts[e], {}}, activation);
+    });
+  }
+
+  Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) override {
+    return for_experts(x, 1, routing, w, [&](Tensor rows, size_t e) { return linear(rows, {w.experts[e], {}}); });
+  }
+
+  Tensor mix_experts(Tensor x, const Routing& routing) override {
+    Tensor y = create(routing.rows, x.features);
+    for_rows(y.rows, x.features * routing.used, [&](int32_t r) {
+      std::fill_n(y.row(r), y.features, 0.0f);
+      for (int32_t slot = r * routing.used; slot < (r + 1) * routing.used; ++slot)
+        kernels_.add_scaled(y.row(r), routing.weight[slot], x.row(slot), x.features);
+    });
     return y;
   }
 
@@ -133,6 +192,26 @@ class CpuOps final : public Ops {
  private:
   static PackedWeight::Form packed_form(const Linear& layer) {
     return static_cast<const PackedWeight&>(*layer.weight).form();
+  }
+
+  // [slots, out]: product(rows, expert) for the rows of each expert together; slot s reads row s / slots_per_row of x.
+  template <class Product>
+  Tensor for_experts(Tensor x, int32_t slots_per_row, const Routing& routing, const ExpertLinear& w,
+                     Product&& product) {
+    Tensor y = create(routing.slots(), w.experts[0]->out_features);
+    const cpu::ExpertSlots slots(routing, static_cast<int32_t>(w.experts.size()));
+    for (size_t e = 0; e < w.experts.size(); ++e) {
+      const std::span<const int32_t> mine = slots.of(e);
+      if (mine.empty()) continue;
+      const size_t mark = arena_.mark();
+      const Tensor in = create(static_cast<int32_t>(mine.size()), x.features);
+      for (int32_t i = 0; i < in.rows; ++i)
+        std::copy_n(x.row(mine[static_cast<size_t>(i)] / slots_per_row), x.features, in.row(i));
+      const Tensor out = product(in, e);
+      for (int32_t i = 0; i < out.rows; ++i) std::copy_n(out.row(i), out.features, y.row(mine[static_cast<size_t>(i)]));
+      arena_.release(mark);
+    }
+    return y;
   }
 
   // body(row) for all rows; cost: values touched per row.
@@ -162,8 +241,8 @@ class CpuBackend final : public Backend {
     return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
-    return std::make_unique<CpuOps>(kernels_, n_threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
+    return std::make_unique<CpuOps>(kernels_, threads);
   }
 
  private:

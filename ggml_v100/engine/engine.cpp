@@ -72,7 +72,8 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
                 std::memcpy(kv_.data() + static_cast<size_t>(to) * page_bytes_,
                             kv_.data() + static_cast<size_t>(from) * page_bytes_, page_bytes_);
               }),
-      rope_(model_->text().rope(params.rope, n_ctx_)) {
+      ropes_(model_->text().ropes(params.rope, n_ctx_)),
+      rope_tables_(ropes_.size()) {
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
   for (KvShape& shape : kv_shapes_) {
@@ -84,7 +85,10 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
   kv_ = Buffer(static_cast<size_t>(memory_.n_pages()) * page_bytes_);
   for (size_t layer = 0; layer < kv_shapes_.size(); ++layer)
     kv_layers_.push_back({kv_.data() + layer_offset_[layer], page_bytes_, kv_shapes_[layer]});
-  ops_ = model_->backend().create_ops(std::max(n_threads_, n_threads_batch_));
+  ThreadSettings threads = params.threads;
+  threads.count = std::max(n_threads_, n_threads_batch_);
+  ops_ = model_->backend().create_ops(threads);
+  if (params.collect_importance) ops_ = observe_inputs(std::move(ops_), importance_);
 }
 
 Engine::~Engine() = default;
@@ -99,11 +103,13 @@ void Engine::check_token(int32_t token) const {
 template <typename OnLogits>
 void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
   std::vector<int32_t> tokens, positions, outputs;
-  std::vector<RowRange> visible;
+  std::vector<RowRange> visible, windowed;
   std::vector<SequenceRows> sequences;
+  std::vector<RopeTable> tables(ropes_.size());
+  const int32_t window = model_->text().sliding_window();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
     const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
-    tokens.clear(), positions.clear(), outputs.clear(), visible.clear(), sequences.clear();
+    tokens.clear(), positions.clear(), outputs.clear(), visible.clear(), windowed.clear(), sequences.clear();
     for (const Row& row : ubatch) {
       const auto r = static_cast<int32_t>(tokens.size());
       if (r == 0 || row.sequence != ubatch[static_cast<size_t>(r) - 1].sequence)
@@ -112,12 +118,15 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
       tokens.push_back(row.token);
       positions.push_back(row.index);
       visible.push_back({0, row.index + 1});
+      windowed.push_back({window > 0 ? std::max(0, row.index + 1 - window) : 0, row.index + 1});
       if (row.wanted) outputs.push_back(r);
     }
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
+    const Rows windowed_rows{tokens, positions, positions, windowed, sequences};
+    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], positions);
     ops_->set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
     const Ops::Scope scope(*ops_);
-    const ForwardState state{kv_layers_, rope_table_.fill(rope_, positions)};
+    const ForwardState state{kv_layers_, tables, windowed_rows};
     const Tensor logits = model_->text().forward(*ops_, ubatch_rows, state, outputs);
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
@@ -275,6 +284,11 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
 void Engine::clear(int32_t sequence) {
   const std::lock_guard lock(mutex_);
   memory_.clear(sequence);
+}
+
+InputStatistics Engine::importance() const {
+  const std::lock_guard lock(mutex_);
+  return importance_;
 }
 
 }  // namespace v100

@@ -105,6 +105,12 @@ Metadata::Metadata(std::shared_ptr<const GgufFile> file, MetadataOverrides overr
 
 bool Metadata::has(std::string_view key) const { return overrides_.contains(key) || file_->find(key) != nullptr; }
 
+bool Metadata::is_array(std::string_view key) const {
+  if (overrides_.contains(key)) return false;
+  const GgufKeyValue* entry = file_->find(key);
+  return entry != nullptr && std::holds_alternative<GgufArray>(entry->value);
+}
+
 std::optional<int64_t> Metadata::find_int(std::string_view key) const {
   constexpr std::string_view expected = "an integer";
   if (const auto* value = override_of<int64_t>(overrides_, *file_, key, expected)) return *value;

@@ -22,6 +22,7 @@ class Metadata {
   Metadata(std::shared_ptr<const GgufFile> file, MetadataOverrides overrides);
 
   bool has(std::string_view key) const;
+  bool is_array(std::string_view key) const;
   std::optional<int64_t> find_int(std::string_view key) const;   // any integer type
   std::optional<double> find_float(std::string_view key) const;  // f32 or f64
   std::optional<bool> find_bool(std::string_view key) const;

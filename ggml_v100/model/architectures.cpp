@@ -2,13 +2,13 @@
 #include "model/architectures.h"
 
 #include "base/error.h"
-#include "model/llama.h"
+#include "model/families.h"
 
 namespace v100 {
 
 namespace {
 
-using Load = std::unique_ptr<TextModel> (*)(Hyperparameters, const WeightLoader&);
+using Load = std::unique_ptr<TextModel> (*)(const Metadata&, const WeightLoader&);
 
 struct Architecture {
   const char* name;
@@ -16,7 +16,8 @@ struct Architecture {
 };
 
 constexpr Architecture kArchitectures[] = {
-    {"llama", load_llama},
+    {"gemma3", load_gemma3}, {"llama", load_llama},       {"qwen2", load_qwen2},
+    {"qwen3", load_qwen3},   {"qwen3moe", load_qwen3moe},
 };
 
 }  // namespace
@@ -25,7 +26,7 @@ std::unique_ptr<TextModel> load_architecture(const Metadata& metadata, const Wei
   const std::string name = metadata.require_string("general.architecture");
   std::string known;
   for (const Architecture& architecture : kArchitectures) {
-    if (name == architecture.name) return architecture.load(read_hyperparameters(metadata), weights);
+    if (name == architecture.name) return architecture.load(metadata, weights);
     known += (known.empty() ? "" : ", ") + std::string(architecture.name);
   }
   throw ModelError("architecture '" + name + "' is not supported yet; supported: " + known);

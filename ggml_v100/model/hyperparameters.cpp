@@ -1,65 +1,24 @@
 // Reads `<architecture>.*` keys; every value is range-checked before anything is computed from it.
 #include "model/hyperparameters.h"
 
-#include <cmath>
 #include <limits>
 
 #include "base/error.h"
+#include "model/keys.h"
 
 namespace v100 {
-
-namespace {
-
-class Keys {
- public:
-  Keys(const Metadata& metadata, std::string prefix) : metadata_(metadata), prefix_(std::move(prefix)) {}
-
-  int32_t required(const std::string& name, int64_t low, int64_t high) const {
-    return check(name, metadata_.require_int(prefix_ + name), low, high);
-  }
-  int32_t optional(const std::string& name, int64_t missing, int64_t low, int64_t high) const {
-    return check(name, metadata_.find_int(prefix_ + name).value_or(missing), low, high);
-  }
-  std::vector<int32_t> per_layer(const std::string& name, int32_t layers, const std::vector<int32_t>& missing,
-                                 int64_t low, int64_t high) const {
-    const auto values = metadata_.find_ints(prefix_ + name, layers);
-    if (!values) return missing;
-    std::vector<int32_t> checked;
-    for (const int64_t value : *values) checked.push_back(check(name, value, low, high));
-    return checked;
-  }
-  double real(const std::string& name, double missing) const {
-    const double value = metadata_.find_float(prefix_ + name).value_or(missing);
-    if (!std::isfinite(value)) throw ModelError(prefix_ + name + " is not a finite number");
-    return value;
-  }
-  const std::string& prefix() const { return prefix_; }
-
- private:
-  int32_t check(const std::string& name, int64_t value, int64_t low, int64_t high) const {
-    if (value < low || value > high)
-      throw ModelError(prefix_ + name + " is " + std::to_string(value) + ", expected " + std::to_string(low) + " to " +
-                       std::to_string(high));
-    return static_cast<int32_t>(value);
-  }
-
-  const Metadata& metadata_;
-  std::string prefix_;
-};
-
-}  // namespace
 
 Hyperparameters read_hyperparameters(const Metadata& metadata) {
   constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
   constexpr int64_t kWidest = 1 << 20;
   Hyperparameters hp;
   hp.architecture = metadata.require_string("general.architecture");
-  const Keys keys(metadata, hp.architecture + ".");
+  const Keys keys(metadata);
 
   hp.context_length = keys.required("context_length", 1, kMany);
   hp.hidden = keys.required("embedding_length", 1, kWidest);
   hp.layers = keys.required("block_count", 1, 512) - keys.optional("nextn_predict_layers", 0, 0, 511);
-  if (hp.layers < 1) throw ModelError(keys.prefix() + "nextn_predict_layers leaves no layer of block_count");
+  if (hp.layers < 1) throw ModelError(keys.full("nextn_predict_layers") + " leaves no layer of block_count");
   const auto n_tokens = metadata.find_array_size("tokenizer.ggml.tokens");
   const int64_t vocab = n_tokens ? static_cast<int64_t>(*n_tokens) : keys.required("vocab_size", 1, kMany);
   if (vocab < 1 || vocab > (1 << 24))
@@ -73,23 +32,25 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
   hp.ffn = keys.per_layer("feed_forward_length", hp.layers, none, 0, kWidest);
   int32_t head_dim = 0;
   if (hp.heads[0] > 0) head_dim = hp.hidden / hp.heads[0];
-  if (head_dim == 0 && !metadata.has(keys.prefix() + "attention.key_length"))
-    throw ModelError(keys.prefix() + "attention.head_count is " + std::to_string(hp.heads[0]) +
+  if (head_dim == 0 && !keys.has("attention.key_length"))
+    throw ModelError(keys.full("attention.head_count") + " is " + std::to_string(hp.heads[0]) +
                      ", which gives no head size for " + std::to_string(hp.hidden) + " features");
   hp.head_dim_k = keys.optional("attention.key_length", head_dim, 1, 8192);
   hp.head_dim_v = keys.optional("attention.value_length", head_dim, 1, 8192);
-  hp.rms_epsilon = static_cast<float>(metadata.require_float(keys.prefix() + "attention.layer_norm_rms_epsilon"));
+  hp.rms_epsilon = static_cast<float>(keys.required_real("attention.layer_norm_rms_epsilon"));
   if (!(hp.rms_epsilon >= 0.0f) || !(hp.rms_epsilon < 1.0f))
-    throw ModelError(keys.prefix() + "attention.layer_norm_rms_epsilon is outside [0, 1)");
+    throw ModelError(keys.full("attention.layer_norm_rms_epsilon") + " is outside [0, 1)");
   hp.experts = keys.optional("expert_count", 0, 0, 1024);
+  if (hp.experts > 0) hp.experts_used = keys.required("expert_used_count", 1, hp.experts);
+  hp.expert_ffn = keys.per_layer("expert_feed_forward_length", hp.layers, none, 0, kWidest);
 
   hp.rope.dimension = keys.optional("rope.dimension_count", hp.head_dim_k, 0, hp.head_dim_k);
-  if (hp.rope.dimension % 2 != 0) throw ModelError(keys.prefix() + "rope.dimension_count is odd");
+  if (hp.rope.dimension % 2 != 0) throw ModelError(keys.full("rope.dimension_count") + " is odd");
   hp.rope.freq_base = keys.real("rope.freq_base", 10000.0);
-  if (hp.rope.freq_base <= 0) throw ModelError(keys.prefix() + "rope.freq_base is not positive");
-  hp.rope.scaling_type = metadata.find_string(keys.prefix() + "rope.scaling.type").value_or("linear");
+  if (hp.rope.freq_base <= 0) throw ModelError(keys.full("rope.freq_base") + " is not positive");
+  hp.rope.scaling_type = metadata.find_string(keys.full("rope.scaling.type")).value_or("linear");
   hp.rope.factor = keys.real("rope.scaling.factor", keys.real("rope.scale_linear", 0.0));
-  if (hp.rope.factor < 0) throw ModelError(keys.prefix() + "rope.scaling.factor is negative");
+  if (hp.rope.factor < 0) throw ModelError(keys.full("rope.scaling.factor") + " is negative");
   hp.rope.attn_factor = keys.real("rope.scaling.attn_factor", 1.0);
   hp.rope.original_context = keys.optional("rope.scaling.original_context_length", hp.context_length, 1, kMany);
   return hp;

@@ -31,7 +31,9 @@ struct Hyperparameters {
   int32_t head_dim_k = 0;
   int32_t head_dim_v = 0;
   float rms_epsilon = 0;
-  int32_t experts = 0;
+  int32_t experts = 0;              // of a layer; 0: dense
+  int32_t experts_used = 0;         // by a token
+  std::vector<int32_t> expert_ffn;  // per layer, of one expert; 0: not in the file
   RopeHyperparameters rope;
 };
 

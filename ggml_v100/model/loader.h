@@ -28,6 +28,8 @@ class WeightLoader {
   // Rows [first, first + out_features) of a fused weight of all_rows rows, with its own bias `bias_name.bias` if present.
   Linear linear_rows(const std::string& name, int32_t in_features, int32_t all_rows, int32_t first,
                      int32_t out_features, const std::string& bias_name) const;
+  // `name.weight` [experts, out, in].
+  ExpertLinear expert_linear(const std::string& name, int32_t in_features, int32_t out_features, int32_t experts) const;
   EmbeddingTable embedding(const std::string& name, int32_t features, int32_t vocab) const;
 
  private:

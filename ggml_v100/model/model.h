@@ -14,8 +14,9 @@ namespace v100 {
 
 // What a forward pass reads besides its rows: built by the engine for each ubatch.
 struct ForwardState {
-  std::span<const KvLayer> kv;  // per layer
-  RopeTable rope;
+  std::span<const KvLayer> kv;       // per layer
+  std::span<const RopeTable> ropes;  // one for each of TextModel::ropes()
+  Rows windowed;                     // the rows as layers with a sliding window see them; else the rows as they are
 };
 
 class TextModel {
@@ -24,8 +25,11 @@ class TextModel {
   virtual const Hyperparameters& hyperparameters() const = 0;
   // Cache of each layer, types left to the engine.
   virtual std::vector<KvShape> kv_shapes() const = 0;
-  // Angles for sequences of at most n_ctx tokens (longrope chooses its factors by that length).
-  virtual RopeAngles rope(const RopeSettings& settings, int32_t n_ctx) const = 0;
+  // Angles for sequences of at most n_ctx tokens (longrope chooses its factors by that length), one for each kind of
+  // layer that rotates by its own.
+  virtual std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const = 0;
+  // Tokens that a layer with a sliding window sees, the row's own included; 0: no such layers.
+  virtual int32_t sliding_window() const { return 0; }
   // Runs the rows through all layers, appending to the KV pages. Returns logits [outputs, vocab] of the given rows; a
   // tensor without rows when outputs is empty. The caller holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/thread_settings.h"
 #include "ops/kv.h"
 #include "quants/types.h"
 #include "tensor/tensor.h"
@@ -54,7 +55,24 @@ struct EmbeddingTable {
 
 struct Linear {  // y = W x + bias
   std::shared_ptr<const LinearWeight> weight;
-  VectorWeight bias;  // [out_features], or empty
+  VectorWeight bias;   // [out_features], or empty
+  std::string name{};  // of the tensor in the file; empty for the further parts of a fused one
+};
+
+// One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x.
+struct ExpertLinear {
+  std::vector<std::shared_ptr<const LinearWeight>> experts;
+  std::string name;  // of the stack in the file
+};
+
+// Which experts the rows of a ubatch go to: slot r * used + j is the choice j of row r. In the arena, like a tensor.
+struct Routing {
+  int32_t rows = 0;
+  int32_t used = 0;                 // experts per row
+  const int32_t* expert = nullptr;  // [rows, used]
+  const float* weight = nullptr;    // [rows, used], falling in a row
+
+  int32_t slots() const { return rows * used; }
 };
 
 enum class Activation { silu, gelu };  // silu_f32, gelu_f32 of base/math.h
@@ -100,18 +118,27 @@ class Ops {
   virtual Tensor add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float eps) = 0;
   // x += a in place.
   virtual void add(Tensor x, Tensor a) = 0;
+  // x *= factor in place.
+  virtual void scale(Tensor x, float factor) = 0;
+  // In place: x = cap * tanh(x / cap), with tanh(u) = 1 - 2 / (1 + exp_f32(2 u)).
+  virtual void soft_cap(Tensor x, float cap) = 0;
 
   // y [rows, out] = W x (+ bias added last).
   //
-  // Block-quantised types with an integer path (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K): each 32 values of x become int8
-  // p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x| is not finite, with scale dx = max|x| / 127 and
-  // S = dx * sum p_i.
-  // A group is 32 values of a row (16 for Q6_K; the activation block stays 32). y starts at 0; per group, in order of k:
+  // Quantised types: each 32 values of x become int8 p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x|
+  // is not finite, with scale dx = max|x| / 127. A group is 32 values of a row, 16 for the types marked *; the activation
+  // block stays 32. y starts at 0; per group, in order of k:
   //   y = fma(scale * dx, float(sum q_i * p_i), y)   and, for types with a minimum,   y = fma(minimum, Sg, y)
-  // with exact integer sums. (scale, minimum, q) per type:
+  // with exact integer sums and Sg = dx * float(sum p_i) of the group. (scale, minimum, q) per type:
   //   Q8_0 (d, -, q)   Q4_0 (d, -, q - 8)   Q5_0 (d, -, q - 16)   Q4_1, Q5_1 (d, m, q)
-  //   Q4_K (d * sc, -(dmin * mn), q)   Q6_K (d * sc, -, q - 32).     Sg is S of the group's block.
-  // All other types: W decoded to f32; y starts at 0; y = fma(w_k, x_k, y) for ascending k with unrounded x.
+  //   Q2_K* (d * sc, -(dmin * mn), q)   Q3_K* (d * (sc - 32), -, q - 4)   Q4_K, Q5_K (d * sc, -(dmin * mn), q)
+  //   Q6_K* (d * sc, -, q - 32)   IQ4_NL (d, -, level)   IQ4_XS (d * (sc - 32), -, level)
+  //   MXFP4, NVFP4* (half the block's or group's scale, -, twice the E2M1 value)
+  //   Q1_0 (d, -, 1 or -1)   Q2_0, TQ1_0, TQ2_0 (d, -, q - 1)   With s' = d * (2 s + 1) and codebook values G:
+  //   IQ2_XXS, IQ2_XS*, IQ2_S* (s' * 1/8, -, +-G)   IQ3_XXS (s' * 1/4, -, +-G)   IQ3_S (s', -, +-G)
+  //   IQ1_S, IQ1_M* (s' * 1/8, -, 8 G + 1 or 8 G - 1)
+  // F32, F16, BF16, F64 (and Q8_1, Q8_K, which files do not use for weights): W decoded to f32; y starts at 0;
+  // y = fma(w_k, x_k, y) for ascending k with unrounded x.
   virtual Tensor linear(Tensor x, const Linear& w) = 0;
   // Several weights of the same input; outputs[i] = linear(x, *weights[i]).
   virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;
@@ -120,6 +147,10 @@ class Ops {
 
   // In place on x [rows, heads * head_dim]: (x0, x1) = (fma(x0, c, -(x1 * s)), fma(x0, s, x1 * c)) for the pairs of each head.
   virtual void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) = 0;
+
+  // In place: each head becomes rms_norm(head, w [head_dim], eps), then rope.
+  virtual void norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps,
+                         const RopeTable& table, RopeLayout layout) = 0;
 
   // Writes k [rows, kv_heads * head_dim_k] and v of each row at its kv_index. Stored values: rounded to nearest even for
   // f16/bf16. Q8_0: per 32 features of a head p_i and dx of linear's activation rule, dx stored as f16.
@@ -134,6 +165,19 @@ class Ops {
   // Pages are merged in order with M = max(m1, m2), a = exp_f32(m1 - M), b = exp_f32(m2 - M):
   //   l = fma(l1, a, l2 * b), o = fma(o1, a, o2 * b).       The result is o / l. A row that sees no key gives zeros.
   virtual Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) = 0;
+
+  // Chooses `used` experts for each row of router logits [rows, experts], the largest first, of equal ones the lower id.
+  //   p_e = exp_f32(logit_e - max), P = sum of p_e over all experts in 16 interleaved partial sums, q_j = p_(e_j) / P,
+  //   weight_j = q_j / max(q_0 + q_1 + ..., 2^-14).         The weights of a row are 1 together unless all are tiny.
+  virtual Routing route(Tensor logits, int32_t used) = 0;
+  // [slots, out]: gated_linear of the slot's row of x [rows, in] by the slot's expert. An expert's weights are read once
+  // for all of its rows.
+  virtual Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
+                                     Activation activation) = 0;
+  // [slots, out]: linear of row `slot` of x [slots, in] by the slot's expert.
+  virtual Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) = 0;
+  // [rows, features] from x [slots, features]: y starts at 0; y = fma(weight_j, x_j, y) for the slots of the row in order.
+  virtual Tensor mix_experts(Tensor x, const Routing& routing) = 0;
 
   // Copies of the given rows, [indices, features].
   virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;
@@ -150,8 +194,7 @@ class Ops {
   // Threads for the following operations, 1..n given at creation.
   virtual void set_threads(int32_t n_threads) = 0;
 
- protected:
-  friend class Scope;
+  // The stack of tensors, for Scope.
   virtual size_t arena_mark() const = 0;
   virtual void arena_release(size_t mark) = 0;
 };
@@ -167,8 +210,8 @@ class Backend {
                                                           const std::byte* rows, ThreadPool& pool) const = 0;
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
-  // n_threads: the most that set_threads may ask for.
-  virtual std::unique_ptr<Ops> create_ops(int32_t n_threads) const = 0;
+  // threads.count is the most that set_threads may ask for. Throws InvalidArgument for settings the system refuses.
+  virtual std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const = 0;
 };
 
 }  // namespace v100

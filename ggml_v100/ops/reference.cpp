@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "ops/arena.h"
 #include "ops/reference_blocks.h"
+#include "ops/routing.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -52,14 +53,14 @@ float dot_integer(const IntegerRows& w, int64_t n, int32_t in_features, const Qu
     const size_t block = static_cast<size_t>(g * w.group / 32);
     const size_t group = static_cast<size_t>(n * groups + g);
     y = std::fma(w.scales[group] * x.scale[block], static_cast<float>(sum), y);
-    if (!w.minimums.empty()) y = std::fma(w.minimums[group], x.sum[block], y);
+    if (!w.minimums.empty()) y = std::fma(w.minimums[group], x.sum[static_cast<size_t>(g)], y);
   }
   return y;
 }
 
 class ReferenceOps final : public Ops {
  public:
-  explicit ReferenceOps(int32_t n_threads) : pool_(n_threads) {}
+  explicit ReferenceOps(const ThreadSettings& threads) : pool_(threads) {}
 
   Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
 
@@ -89,6 +90,17 @@ class ReferenceOps final : public Ops {
 
   void add(Tensor x, Tensor a) override {
     for (int64_t i = 0; i < x.size(); ++i) x.data[i] += a.data[i];
+  }
+
+  void scale(Tensor x, float factor) override {
+    for (int64_t i = 0; i < x.size(); ++i) x.data[i] *= factor;
+  }
+
+  void soft_cap(Tensor x, float cap) override {
+    for (int64_t i = 0; i < x.size(); ++i) {
+      const float u = x.data[i] / cap;
+      x.data[i] = cap * (1.0f - 2.0f / (1.0f + exp_f32(u + u)));
+    }
   }
 
   Tensor linear(Tensor x, const Linear& layer) override {
@@ -127,6 +139,14 @@ class ReferenceOps final : public Ops {
         }
   }
 
+  void norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps, const RopeTable& table,
+                 RopeLayout layout) override {
+    const Scope scope(*this);
+    const Tensor normed = rms_norm({x.data, x.rows * heads, head_dim}, w, eps);
+    std::copy_n(normed.data, normed.size(), x.data);
+    rope(x, heads, head_dim, table, layout);
+  }
+
   void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override {
     const PageLayout page(layer.shape);
     for (const SequenceRows& sequence : rows.sequences)
@@ -157,6 +177,50 @@ class ReferenceOps final : public Ops {
     return y;
   }
 
+  Routing route(Tensor logits, int32_t used) override {
+    const auto n = static_cast<size_t>(logits.rows) * static_cast<size_t>(used), k = static_cast<size_t>(used);
+    auto* expert = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
+    auto* weight = reinterpret_cast<float*>(arena_.take(n * sizeof(float)));
+    for (int32_t r = 0; r < logits.rows; ++r)
+      route_row({logits.row(r), static_cast<size_t>(logits.features)}, {expert + r * used, k}, {weight + r * used, k});
+    return {logits.rows, used, expert, weight};
+  }
+
+  Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
+                             Activation activation) override {
+    Tensor y = create(routing.slots(), gate.experts[0]->out_features);
+    for (int32_t slot = 0; slot < y.rows; ++slot) {
+      const Scope scope(*this);
+      const auto e = static_cast<size_t>(routing.expert[slot]);
+      const Tensor row{x.row(slot / routing.used), 1, x.features};
+      const Tensor one = gated_linear(row, {gate.experts[e], {}}, {up.experts[e], {}}, activation);
+      std::copy_n(one.data, y.features, y.row(slot));
+    }
+    return y;
+  }
+
+  Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) override {
+    Tensor y = create(routing.slots(), w.experts[0]->out_features);
+    for (int32_t slot = 0; slot < y.rows; ++slot) {
+      const Scope scope(*this);
+      const Tensor one =
+          linear({x.row(slot), 1, x.features}, {w.experts[static_cast<size_t>(routing.expert[slot])], {}});
+      std::copy_n(one.data, y.features, y.row(slot));
+    }
+    return y;
+  }
+
+  Tensor mix_experts(Tensor x, const Routing& routing) override {
+    Tensor y = create(routing.rows, x.features);
+    std::fill_n(y.data, y.size(), 0.0f);
+    for (int32_t slot = 0; slot < routing.slots(); ++slot)
+      for (int32_t i = 0; i < x.features; ++i) {
+        float& sum = y.row(slot / routing.used)[i];
+        sum = std::fma(routing.weight[slot], x.row(slot)[i], sum);
+      }
+    return y;
+  }
+
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {
     Tensor y = create(static_cast<int32_t>(indices.size()), x.features);
     for (int32_t r = 0; r < y.rows; ++r) std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
@@ -176,7 +240,7 @@ class ReferenceOps final : public Ops {
  private:
   static void linear_row(const float* x, const ReferenceWeight& w, const VectorWeight& bias, float* y) {
     const bool integer = has_integer_path(w.type);
-    const QuantizedRow quantized = integer ? quantize_row(x, w.in_features) : QuantizedRow{};
+    const QuantizedRow quantized = integer ? quantize_row(x, w.in_features, w.integer.group) : QuantizedRow{};
     for (int32_t n = 0; n < w.out_features; ++n) {
       float sum = 0;
       if (integer) {
@@ -254,8 +318,8 @@ class ReferenceBackend final : public Backend {
     return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
-    return std::make_unique<ReferenceOps>(n_threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
+    return std::make_unique<ReferenceOps>(threads);
   }
 };
 

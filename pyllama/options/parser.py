@@ -15,11 +15,11 @@ from . import help as help_pages
 from .errors import Information, OptionError
 from .sampling import NOT_BUILT
 from .sources import Assignment, Source, default_config_files, from_config_file, from_environment
-from .table import Option, gone_options, options_of
+from .table import TOOLS, Option, gone_options, options_of
 from .values import FILE_READERS, TRUE_WORDS, parse_bool, parse_value, process_escapes, unknown_samplers
 from .version import version_text
 
-TOOLS_WITH_SOURCES = ("llama-server", "llama-cli")
+TOOLS_WITH_SOURCES = tuple(tool for tool in TOOLS if tool != "llama-bench")
 """Programs that read config files and environment variables; llama-bench takes its command line only."""
 
 ESCAPED_DESTS = ("prompt", "reverse_prompt", "dry_sequence_breaker")

@@ -14,11 +14,13 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from pyllama.errors import InvalidArgument
+from pyllama.thread_placement import thread_cpus
 
 from .bench_matrix import BenchTest
 
 PAGE = 256
 TOKEN_SEED = 1
+NO_MASK = ("0x0", "0")  # how llama-bench spells "any processor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,19 @@ def _deviation(samples: Sequence[float]) -> float:
 class Runner:
     """Measures tests one after the other. Keeps the last model loaded, as neighbours usually share it."""
 
-    def __init__(self, native: Any, *, repetitions: int, warmup: bool, progress: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        native: Any,
+        *,
+        repetitions: int,
+        warmup: bool,
+        numa: str | None = None,
+        priority: int = 0,
+        progress: TextIO | None = None,
+    ) -> None:
         self._native = native
+        self._numa = numa
+        self._priority = priority
         self._repetitions = repetitions
         self._warmup = warmup
         self._progress = progress
@@ -100,6 +113,13 @@ class Runner:
             n_threads_batch=test.parameters["threads"],
             type_k=test.parameters["cache_type_k"],
             type_v=test.parameters["cache_type_v"],
+            thread_cpus=thread_cpus(
+                mask="" if test.parameters["cpu_mask"] in NO_MASK else test.parameters["cpu_mask"],
+                strict=bool(test.parameters["cpu_strict"]),
+                numa=self._numa,
+            ),
+            thread_priority=self._priority,
+            thread_poll=test.parameters["poll"],
         )
         try:
             return self._measure(engine, model, test, label)

@@ -119,10 +119,12 @@ def write_goldens(weights: str, run: PeerRun, noise: PeerNoise | None) -> None:
 
 
 def main() -> None:
-    from support.model_cache import cached_smollm2
+    from fetch_demo_model import SMOLLM2_Q4_1
+
+    from support.model_cache import cached
     from support.requantize import requantize
 
-    source = cached_smollm2()
+    source = cached(SMOLLM2_Q4_1)
     quantised = run_peer(source, 1024)
     with tempfile.TemporaryDirectory() as work:
         decoded = Path(work) / "SmolLM2-135M-Instruct.F32.gguf"

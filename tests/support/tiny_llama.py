@@ -32,6 +32,9 @@ MERGES = (
 )  # fmt: skip
 
 
+MetadataValue = int | float | bool | str | list[bool] | list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     tokens: list[str]  # in the byte-level alphabet of GPT-2
@@ -63,7 +66,7 @@ def byte_level_vocabulary() -> Vocabulary:
     return Vocabulary(tokens, [int(value) for value in types], [f"{left} {right}" for left, right in merges])
 
 
-# Byte offsets of the f16 scale and, where the type has one, the f16 minimum in a super-block; the second number of the
+# Byte offsets of the f16 scale and, where the type has one, the f16 minimum in a block; the second number of the
 # minimum is its ratio to the scale that centres random quants near zero. Everything else in the block may be any bits.
 _SUPER_BLOCK_SCALES: dict[str, tuple[int, tuple[int, float] | None]] = {
     "q2_k": (80, (82, 1.5)),
@@ -71,6 +74,14 @@ _SUPER_BLOCK_SCALES: dict[str, tuple[int, tuple[int, float] | None]] = {
     "q4_k": (0, (2, 7.5)),
     "q5_k": (0, (2, 15.5)),
     "q6_k": (208, None),
+    "iq1_s": (0, None),
+    "iq2_xxs": (0, None),
+    "iq2_xs": (0, None),
+    "iq2_s": (0, None),
+    "iq3_xxs": (0, None),
+    "iq3_s": (0, None),
+    "iq4_nl": (0, None),
+    "iq4_xs": (0, None),
 }
 
 
@@ -105,6 +116,113 @@ def encode_random(
     return blocks.reshape(shape[0], -1), quant_type
 
 
+class ModelWriter:
+    """A GGUF file with the tiny vocabulary and random tensors, in the order they are asked for.
+
+    keys: int is stored as u32. weight_type and tensor_types: see `write_tiny_llama`.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        architecture: str,
+        keys: Mapping[str, MetadataValue],
+        *,
+        weight_type: str = "f32",
+        tensor_types: Mapping[str, str] | None = None,
+        seed: int,
+    ) -> None:
+        self.path = Path(path)
+        self._weight_type = weight_type
+        self._overrides = sorted((tensor_types or {}).items(), key=lambda item: -len(item[0]))
+        self._rng = np.random.default_rng(seed)
+        self._writer = gguf.GGUFWriter(self.path, architecture)
+        self.add_keys(keys)
+        vocabulary = byte_level_vocabulary()
+        self.n_vocab = len(vocabulary.tokens)
+        self._writer.add_token_list(vocabulary.tokens)
+        self._writer.add_token_types(vocabulary.types)
+        self._writer.add_token_merges(vocabulary.merges)
+
+    def add_keys(self, keys: Mapping[str, MetadataValue]) -> None:
+        for key, value in keys.items():
+            if isinstance(value, bool):
+                self._writer.add_bool(key, value)
+            elif isinstance(value, int):
+                self._writer.add_uint32(key, value)
+            elif isinstance(value, float):
+                self._writer.add_float32(key, value)
+            elif isinstance(value, str):
+                self._writer.add_string(key, value)
+            else:
+                self._writer.add_array(key, value)
+
+    def matrix(self, name: str, rows: int, columns: int, std: float) -> None:
+        self.experts(name, 0, rows, columns, std)
+
+    def experts(self, name: str, count: int, rows: int, columns: int, std: float) -> None:
+        """`count` matrices in one tensor; 0: a single matrix."""
+        type_name = next((value for suffix, value in self._overrides if name.endswith(suffix)), self._weight_type)
+        data, quant_type = encode_random(self._rng, (max(1, count) * rows, columns), std, type_name)
+        shape = (count, rows, data.shape[1]) if count else data.shape
+        self._writer.add_tensor(name, data.reshape(shape), raw_dtype=quant_type)
+
+    def router(self, name: str, rows: int, columns: int, std: float) -> None:
+        """A matrix that is F32 in files of every type."""
+        self.values(name, std * self._rng.standard_normal((rows, columns)))
+
+    def vector(self, name: str, size: int, mean: float, std: float) -> None:
+        self.values(name, mean + std * self._rng.standard_normal(size))
+
+    def values(self, name: str, values: Sequence[float] | NDArray[Any]) -> None:
+        self._writer.add_tensor(name, np.asarray(values, np.float32))
+
+    def close(self) -> Path:
+        self._writer.write_header_to_file()
+        self._writer.write_kv_data_to_file()
+        self._writer.write_tensors_to_file()
+        self._writer.close()
+        return self.path
+
+
+def common_keys(
+    architecture: str,
+    *,
+    n_layer: int,
+    n_embd: int,
+    n_head: int,
+    n_head_kv: int,
+    n_ff: int,
+    n_ctx_train: int,
+    rope_freq_base: float,
+    weight_type: str,
+) -> dict[str, MetadataValue]:
+    """Hyperparameters that every text architecture has, and the tokenizer's keys besides the vocabulary."""
+    keys: dict[str, MetadataValue] = {
+        "general.name": f"tiny random {architecture}",
+        f"{architecture}.context_length": n_ctx_train,
+        f"{architecture}.embedding_length": n_embd,
+        f"{architecture}.block_count": n_layer,
+        f"{architecture}.feed_forward_length": n_ff,
+        f"{architecture}.attention.head_count": n_head,
+        f"{architecture}.attention.head_count_kv": n_head_kv,
+        f"{architecture}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{architecture}.rope.freq_base": rope_freq_base,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.bos_token_id": IM_START,
+        "tokenizer.ggml.eos_token_id": IM_END,
+        "tokenizer.ggml.unknown_token_id": ENDOFTEXT,
+        "tokenizer.ggml.padding_token_id": IM_END,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    member = "ALL_F32" if weight_type == "f32" else f"MOSTLY_{weight_type.upper()}"
+    if member in gguf.LlamaFileType.__members__:
+        keys |= {"general.file_type": int(gguf.LlamaFileType[member]), "general.quantization_version": 2}
+    return keys
+
+
 def write_tiny_llama(
     path: Path | str,
     *,
@@ -123,7 +241,7 @@ def write_tiny_llama(
     qkv_bias: bool = False,
     rope_freqs: Sequence[float] | None = None,
     chat_template: str | None = CHAT_TEMPLATE,
-    metadata: Mapping[str, int | float | bool | str] | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
     seed: int = 20260101,
 ) -> Path:
     """Write the model and return its path. The same arguments give the same bytes.
@@ -133,101 +251,53 @@ def write_tiny_llama(
     `output.weight`. rope_freqs: divisors, head_dim / 2 of them. metadata: further keys (int is stored as u32), which
     replace those written here.
     """
-    path = Path(path)
-    overrides = sorted((tensor_types or {}).items(), key=lambda item: -len(item[0]))
     explicit_head_dim = head_dim is not None
     head_dim = head_dim if head_dim is not None else n_embd // n_head
-    rng = np.random.default_rng(seed)
-    vocabulary = byte_level_vocabulary()
-    n_vocab = len(vocabulary.tokens)
-
-    keys: dict[str, int | float | bool | str] = {
-        "general.name": "tiny random llama",
-        "llama.context_length": n_ctx_train,
-        "llama.embedding_length": n_embd,
-        "llama.block_count": n_layer,
-        "llama.feed_forward_length": n_ff,
-        "llama.attention.head_count": n_head,
-        "llama.attention.head_count_kv": n_head_kv,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": rope_freq_base,
-        "llama.rope.dimension_count": head_dim,
-        "llama.vocab_size": n_vocab,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.bos_token_id": IM_START,
-        "tokenizer.ggml.eos_token_id": IM_END,
-        "tokenizer.ggml.unknown_token_id": ENDOFTEXT,
-        "tokenizer.ggml.padding_token_id": IM_END,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.ggml.add_space_prefix": False,
-    }
+    keys = common_keys(
+        "llama",
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        n_ff=n_ff,
+        n_ctx_train=n_ctx_train,
+        rope_freq_base=rope_freq_base,
+        weight_type=weight_type,
+    )
+    keys |= {"llama.rope.dimension_count": head_dim, "llama.vocab_size": len(byte_level_vocabulary().tokens)}
     if explicit_head_dim:
         keys |= {"llama.attention.key_length": head_dim, "llama.attention.value_length": head_dim}
-    if (
-        weight_type.upper() in gguf.LlamaFileType.__members__
-        or f"MOSTLY_{weight_type.upper()}" in gguf.LlamaFileType.__members__
-    ):
-        member = "ALL_F32" if weight_type == "f32" else f"MOSTLY_{weight_type.upper()}"
-        keys |= {"general.file_type": int(gguf.LlamaFileType[member]), "general.quantization_version": 2}
     if chat_template is not None:
         keys["tokenizer.chat_template"] = chat_template
     keys |= dict(metadata or {})
 
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in keys.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_string(key, value)
-    writer.add_token_list(vocabulary.tokens)
-    writer.add_token_types(vocabulary.types)
-    writer.add_token_merges(vocabulary.merges)
-
-    def type_of(name: str) -> str:
-        return next((value for suffix, value in overrides if name.endswith(suffix)), weight_type)
-
-    def matrix(name: str, rows: int, columns: int, std: float) -> None:
-        data, quant_type = encode_random(rng, (rows, columns), std, type_of(name))
-        writer.add_tensor(name, data, raw_dtype=quant_type)
-
-    def vector(name: str, size: int, mean: float, std: float) -> None:
-        writer.add_tensor(name, (mean + std * rng.standard_normal(size)).astype(np.float32))
-
+    writer = ModelWriter(path, "llama", keys, weight_type=weight_type, tensor_types=tensor_types, seed=seed)
+    n_vocab = writer.n_vocab
     q_rows, kv_rows = n_head * head_dim, n_head_kv * head_dim
     q_std = 1.6 / n_embd**0.5  # scores of spread 2.5 after 1/sqrt(head_dim)
-    matrix("token_embd.weight", n_vocab, n_embd, 2.4 / n_embd**0.5)
-    vector("output_norm.weight", n_embd, 1.0, 0.1)
+    writer.matrix("token_embd.weight", n_vocab, n_embd, 2.4 / n_embd**0.5)
+    writer.vector("output_norm.weight", n_embd, 1.0, 0.1)
     if not tied:
-        matrix("output.weight", n_vocab, n_embd, 2.4 / n_embd**0.5)  # logits of spread 2.4
+        writer.matrix("output.weight", n_vocab, n_embd, 2.4 / n_embd**0.5)  # logits of spread 2.4
     if rope_freqs is not None:
         if len(rope_freqs) != head_dim // 2:
             raise ValueError(f"rope_freqs: {len(rope_freqs)} divisors, expected {head_dim // 2}")
-        writer.add_tensor("rope_freqs.weight", np.asarray(rope_freqs, np.float32))
+        writer.values("rope_freqs.weight", rope_freqs)
     for layer in range(n_layer):
         block = f"blk.{layer}."
-        vector(block + "attn_norm.weight", n_embd, 1.0, 0.1)
+        writer.vector(block + "attn_norm.weight", n_embd, 1.0, 0.1)
         if fused_qkv:
-            matrix(block + "attn_qkv.weight", q_rows + 2 * kv_rows, n_embd, q_std)
+            writer.matrix(block + "attn_qkv.weight", q_rows + 2 * kv_rows, n_embd, q_std)
         else:
-            matrix(block + "attn_q.weight", q_rows, n_embd, q_std)
-            matrix(block + "attn_k.weight", kv_rows, n_embd, q_std)
-            matrix(block + "attn_v.weight", kv_rows, n_embd, 1.0 / n_embd**0.5)
+            writer.matrix(block + "attn_q.weight", q_rows, n_embd, q_std)
+            writer.matrix(block + "attn_k.weight", kv_rows, n_embd, q_std)
+            writer.matrix(block + "attn_v.weight", kv_rows, n_embd, 1.0 / n_embd**0.5)
         if qkv_bias:
             for name, size in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
-                vector(f"{block}attn_{name}.bias", size, 0.0, 0.2)
-        matrix(block + "attn_output.weight", n_embd, q_rows, 1.0 / q_rows**0.5)
-        vector(block + "ffn_norm.weight", n_embd, 1.0, 0.1)
-        matrix(block + "ffn_gate.weight", n_ff, n_embd, 1.5 / n_embd**0.5)
-        matrix(block + "ffn_up.weight", n_ff, n_embd, 1.0 / n_embd**0.5)
-        matrix(block + "ffn_down.weight", n_embd, n_ff, 1.0 / n_ff**0.5)
-
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+                writer.vector(f"{block}attn_{name}.bias", size, 0.0, 0.2)
+        writer.matrix(block + "attn_output.weight", n_embd, q_rows, 1.0 / q_rows**0.5)
+        writer.vector(block + "ffn_norm.weight", n_embd, 1.0, 0.1)
+        writer.matrix(block + "ffn_gate.weight", n_ff, n_embd, 1.5 / n_embd**0.5)
+        writer.matrix(block + "ffn_up.weight", n_ff, n_embd, 1.0 / n_embd**0.5)
+        writer.matrix(block + "ffn_down.weight", n_embd, n_ff, 1.0 / n_ff**0.5)
+    return writer.close()

@@ -25,6 +25,12 @@ void test_rows(Pair& pair, Failures& failures) {
       failures.expect_same(values_of(fx), values_of(px), "add_rms_norm x" + what);
       pair.fast_ops->add(fx, fa), pair.plain_ops->add(px, pa);
       failures.expect_same(values_of(fx), values_of(px), "add" + what);
+      pair.fast_ops->scale(fx, 1.7f), pair.plain_ops->scale(px, 1.7f);
+      failures.expect_same(values_of(fx), values_of(px), "scale" + what);
+      for (const float cap : {0.5f, 30.0f}) {
+        pair.fast_ops->soft_cap(fa, cap), pair.plain_ops->soft_cap(pa, cap);
+        failures.expect_same(values_of(fa), values_of(pa), "soft_cap" + what);
+      }
       const std::vector<int32_t> picks{m - 1, 0, m / 2};
       failures.expect_same(values_of(pair.fast_ops->gather_rows(fx, picks)),
                            values_of(pair.plain_ops->gather_rows(px, picks)), "gather_rows" + what);
@@ -45,6 +51,10 @@ void test_rows(Pair& pair, Failures& failures) {
         pair.fast_ops->rope(fx, heads, dim, table, layout);
         pair.plain_ops->rope(px, heads, dim, table, layout);
         failures.expect_same(values_of(fx), values_of(px), "rope of " + std::to_string(pairs) + " pairs");
+        const VectorWeight norm = vector_weight(random_inputs(1, dim, random));
+        pair.fast_ops->norm_rope(fx, heads, dim, norm, 1e-6f, table, layout);
+        pair.plain_ops->norm_rope(px, heads, dim, norm, 1e-6f, table, layout);
+        failures.expect_same(values_of(fx), values_of(px), "norm_rope of " + std::to_string(pairs) + " pairs");
       }
   // Embeddings.
   for (const QuantType type : {QuantType::F32, QuantType::F16, QuantType::Q8_0, QuantType::Q6_K}) {

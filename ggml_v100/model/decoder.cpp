@@ -1,0 +1,45 @@
+// The frame of decoder models.
+#include "model/decoder.h"
+
+namespace v100 {
+
+Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
+    : hp_(std::move(hyperparameters)),
+      token_embd_(weights.embedding("token_embd", hp_.hidden, hp_.vocab)),
+      output_norm_(weights.vector("output_norm.weight", hp_.hidden)),
+      output_(weights.linear(weights.has("output.weight") ? "output" : "token_embd", hp_.hidden, hp_.vocab)) {}
+
+std::vector<KvShape> Decoder::kv_shapes() const {
+  std::vector<KvShape> shapes;
+  for (const int32_t kv_heads : hp_.kv_heads)
+    shapes.push_back({.kv_heads = kv_heads, .head_dim_k = hp_.head_dim_k, .head_dim_v = hp_.head_dim_v});
+  return shapes;
+}
+
+std::vector<RopeAngles> Decoder::ropes(const RopeSettings& settings, int32_t) const {
+  return {rope_angles(hp_.rope, settings, {})};
+}
+
+Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const {
+  Tensor x = ops.embed(rows.tokens, token_embd_);  // [rows, hidden], the residual stream
+  if (embedding_scale_ != 1.0f) ops.scale(x, embedding_scale_);
+  const int32_t last = hp_.layers - 1;
+  for (int32_t layer = 0; layer < last; ++layer) {
+    const Ops::Scope scope(ops);
+    feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
+    ops.tap("block_out", layer, x);
+  }
+  // Past the last layer's keys and values only the rows whose logits are wanted matter.
+  Tensor a = attention(ops, last, rows, state, x);
+  if (outputs.empty()) return {};
+  x = ops.gather_rows(x, outputs);  // [outputs, hidden]
+  a = ops.gather_rows(a, outputs);
+  feed_forward(ops, last, x, a);
+  ops.tap("block_out", last, x);
+  const Tensor n = ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
+  const Tensor logits = ops.linear(n, output_);  // [outputs, vocab]
+  if (logit_cap_ > 0.0f) ops.soft_cap(logits, logit_cap_);
+  return logits;
+}
+
+}  // namespace v100

@@ -1,0 +1,40 @@
+// The frame that decoder models share: embeddings, a chain of blocks on the residual stream, output norm and head.
+//
+// A family derives from it and writes down the two halves of its block.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/loader.h"
+#include "model/model.h"
+
+namespace v100 {
+
+class Decoder : public TextModel {
+ public:
+  const Hyperparameters& hyperparameters() const final { return hp_; }
+  std::vector<KvShape> kv_shapes() const override;
+  std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
+  Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
+
+ protected:
+  // Loads what belongs to no block.
+  Decoder(Hyperparameters hyperparameters, const WeightLoader& weights);
+
+  // x [rows, hidden] -> output of the attention half [rows, hidden], before its residual add. Appends to the KV pages.
+  virtual Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const = 0;
+  // x += a, then x += feed-forward of x, in place.
+  virtual void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const = 0;
+
+  Hyperparameters hp_;
+  float embedding_scale_ = 1.0f;
+  float logit_cap_ = 0.0f;  // 0: none
+
+ private:
+  EmbeddingTable token_embd_;  // [vocab, hidden]
+  VectorWeight output_norm_;   // [hidden]
+  Linear output_;              // [vocab, hidden], the embeddings where the file has no matrix of its own
+};
+
+}  // namespace v100

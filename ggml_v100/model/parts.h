@@ -1,0 +1,45 @@
+// Parts that the blocks of several families are made of: their weights, and what is computed with them.
+#pragma once
+
+#include "model/loader.h"
+#include "model/model.h"
+
+namespace v100 {
+
+// Attention's four matrices. H hidden, Hq/Hkv heads, D and Dv head sizes of keys and values.
+struct AttentionWeights {
+  int32_t heads = 0, kv_heads = 0;
+  Linear q, k, v;  // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
+  Linear output;   // [H, Hq Dv]
+};
+
+// From attn_qkv (one matrix, rows of q, k, v in turn) or attn_q, attn_k, attn_v; and attn_output. Biases where present.
+AttentionWeights load_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer);
+
+struct QueryKeyValue {
+  Tensor q, k, v;  // [rows, Hq D], [rows, Hkv D], [rows, Hkv Dv]
+};
+QueryKeyValue project(Ops& ops, Tensor n, const AttentionWeights& w);
+// Appends k and v, attends over what the rows see (`seen`: the rows, perhaps with a shorter view), projects back to
+// [rows, H].
+Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLayer& kv, float scale,
+              const AttentionWeights& w);
+
+// Gated feed-forward, dense or a mixture of experts. F: its width, per expert.
+struct FeedForwardWeights {
+  Linear gate, up, down;  // dense: [F, H], [F, H], [H, F]
+  Linear router;          // mixture: [experts, H]
+  ExpertLinear gates, ups, downs;
+  int32_t experts_used = 0;  // 0: dense
+};
+
+// A mixture when the hyperparameters have experts (ffn_gate_inp, ffn_*_exps), else dense (ffn_gate, ffn_up, ffn_down).
+FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer);
+
+// [rows, H] -> [rows, H].
+Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation);
+
+// "blk.7."
+std::string block_prefix(int32_t layer);
+
+}  // namespace v100

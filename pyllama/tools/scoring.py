@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,12 @@ class ScoredModel:
 
     def __init__(self, options: Options, *, n_ctx: int, collect_importance: bool = False) -> None:
         from pyllama import _engine
+        from pyllama.gguf.split_set import check_parts
 
+        path = choose_model(options, os.environ).fetch()
+        check_parts(Path(path))
         self._model = _engine.Model(
-            choose_model(options, os.environ).fetch(),
+            path,
             n_threads=max(options.threads, 0),
             check_tensors=options.check_tensors,
             kv_overrides=dict(options.override_kv),

@@ -12,14 +12,12 @@ import pytest
 from pyllama import Llama
 from pyllama.errors import GgufError, InvalidArgument
 from pyllama.gguf import GgufFile, GgufWriter, TensorSpec
-from pyllama.options import OptionError, options_of, parse
+from pyllama.options import TOOLS, OptionError, options_of, parse
 from pyllama.server.loaded_model import context_sizes, load_model
 from pyllama.server.settings import settings_from_options
-from pyllama.tools import bench, cli, gguf_split
+from pyllama.tools import bench, cli, gguf_split, perplexity
 from support.file_tools import run_tool
 from support.tiny_llama import write_tiny_llama
-
-TOOLS = ("llama-server", "llama-cli", "llama-bench")
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +117,8 @@ def test_every_way_to_load_names_the_shard_at_fault(sets, damage, capsys):
     assert (code, out) == (1, "")
     assert err == f"error: {caught.value}\n"
     assert bench.main(["-m", str(first), "-p", "4", "-n", "0", "-r", "1", "-t", "1"]) == 1
+    assert f"error: {caught.value}\n" in capsys.readouterr().err
+    assert run_tool(perplexity.main, "-m", first, "-p", "the world " * 100, "-c", 32) == 1
     assert f"error: {caught.value}\n" in capsys.readouterr().err
 
 

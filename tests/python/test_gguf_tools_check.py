@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from unit import gguf_bytes as g
 from pyllama.gguf import GgufFile, KeyValue, TensorSpec
 from pyllama.tools import gguf_check, gguf_hash, gguf_split
 from support.file_tools import run_tool, write_model
+from support.measured import run_measured
 from support.tiny_llama import write_tiny_llama
 
 SPECS = [TensorSpec("a", "f32", (5,)), TensorSpec("b", "q4_0", (32, 3)), TensorSpec("c", "f16", (3,))]
@@ -168,15 +167,10 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(g.gguf_file((), [g.tensor_info(b"t", [75_000_000])]))
     os.truncate(model, model.stat().st_size + 300_000_000)
-    command = [sys.executable, "-c", "from pyllama.tools.gguf_check import run; run()", str(model)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    assert child.stdout is not None
-    with child.stdout as output:
-        assert output.read() == f"{model}: ok\n"
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    assert child.returncode == 0
-    assert usage.ru_maxrss < 200 * 1024
+    done = run_measured("pyllama.tools.gguf_check", model, folder=tmp_path)
+    assert done.status == 0
+    assert done.output.decode() == f"{model}: ok\n"
+    assert done.peak_bytes < 200 << 20
 
 
 @pytest.mark.parametrize("weight_type", ["f16", "q4_k", "q6_k", "q8_0"])

@@ -20,6 +20,7 @@ from pyllama.gguf import GgufFile, GgufWriter, KeyValue, TensorSpec
 from pyllama.tools import gguf, gguf_dump, gguf_split
 from pyllama.tools.command_line import printable, run_command
 from support.file_tools import run_tool, write_model
+from support.measured import run_measured
 
 
 def dumped(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -162,16 +163,12 @@ def test_fifty_gigabytes_and_a_large_vocabulary_are_shown_at_once(tmp_path: Path
     path = tmp_path / "huge.gguf"
     write_sparse(path, n_tokens=250_000, total_bytes=50 * 10**9)
     assert path.stat().st_size > 50 * 10**9
-    with (tmp_path / "out").open("wb") as out:
-        program = "from pyllama.tools.gguf_dump import run; run()"
-        child = subprocess.Popen([sys.executable, "-c", program, option, str(path)], stdout=out, cwd=tmp_path)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
+    done = run_measured("pyllama.tools.gguf_dump", option, path, folder=tmp_path)
     path.unlink()
-    assert child.returncode == 0
-    assert b"tokenizer.ggml.tokens" in (tmp_path / "out").read_bytes()
-    assert usage.ru_utime + usage.ru_stime < 1.0
-    assert usage.ru_maxrss < 200 * 1024
+    assert done.status == 0
+    assert b"tokenizer.ggml.tokens" in done.output
+    assert done.cpu_seconds < 1.0
+    assert done.peak_bytes < 200 << 20
 
 
 # The command line.

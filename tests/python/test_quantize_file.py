@@ -25,6 +25,7 @@ from pyllama.quantize.imatrix import Importance, ImportanceMatrix
 from pyllama.quantize.mixture import TypeOptions
 from pyllama.quantize.pipeline import Progress, quantize_file
 from pyllama.quantize.plan import QuantizeOptions
+from support.measured import run_measured
 
 ARCHITECTURE = KeyValue("general.architecture", "string", "llama")
 N_LAYER = 3
@@ -387,24 +388,14 @@ def large_model(path: Path, n_bytes: int) -> Path:
     return path
 
 
-RUN_AND_MEASURE = """
-import resource, sys
-from pyllama.tools.quantize import main
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-assert main(sys.argv[1:]) == 0
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
 def test_memory_does_not_grow_with_the_tensor(tmp_path: Path) -> None:
     n_bytes = 192 << 20
     path = large_model(tmp_path / "in.gguf", n_bytes)
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_AND_MEASURE, str(path), str(tmp_path / "out.gguf"), "Q8_0", "2"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    grown = int(done.stdout.split()[-1]) * 1024
-    assert grown < n_bytes / 4, f"{grown >> 20} MiB for a tensor of {n_bytes >> 20} MiB"
+    small = run_measured("pyllama.tools.quantize", "--help", folder=tmp_path)
+    done = run_measured("pyllama.tools.quantize", path, tmp_path / "out.gguf", "Q8_0", "2", folder=tmp_path)
+    assert done.status == 0
+    grown = done.peak_bytes - small.peak_bytes
+    assert 0 < grown < n_bytes / 4, f"{grown >> 20} MiB for a tensor of {n_bytes >> 20} MiB"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

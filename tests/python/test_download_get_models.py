@@ -197,7 +197,6 @@ def write_bf16(path: Path, values: np.ndarray) -> None:
 
 
 def test_the_conversion_keeps_the_values(tmp_path: Path) -> None:
-    pytest.importorskip("pyllama.quantize.pipeline")
     values = np.linspace(-2, 2, 64 * 32, dtype=np.float32).reshape(32, 64).view(np.uint32) & 0xFFFF0000
     write_bf16(tmp_path / "d-BF16.gguf", values.view(np.float32))
     made = get_models.f16_drafter(tmp_path / "d-BF16.gguf")

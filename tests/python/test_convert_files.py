@@ -253,4 +253,5 @@ def test_head_size_is_written_where_it_does_not_follow_from_the_width(tmp_path: 
 def test_supported_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--print-supported-models") == 0
     listed = capsys.readouterr().out.split()
-    assert listed == ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+    names = ("Gemma3", "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe")
+    assert listed == [f"{name}ForCausalLM" for name in names]

@@ -258,7 +258,8 @@ def test_added_token_without_an_embedding_is_left_out(tmp_path: Path, capsys: py
     folder = write_checkpoint(tmp_path, config, tokenizer=description)
     assert run(folder, "--outfile", folder / "out.gguf") == 0
     tokens = GgufFile(folder / "out.gguf").metadata["tokenizer.ggml.tokens"]
-    assert len(tokens) == config["vocab_size"] and "<image>" not in tokens
+    assert len(tokens) == config["vocab_size"]
+    assert "<image>" not in tokens
     assert "token 304, '<image>', is beyond the model's vocab_size and is left out" in capsys.readouterr().err
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama.errors import (
     ContextFull,
     DeviceError,
+    DownloadError,
     GgufError,
     InvalidArgument,
     ModelError,
@@ -29,6 +30,7 @@ except PackageNotFoundError:  # a source tree that was not installed
 __all__ = [
     "ContextFull",
     "DeviceError",
+    "DownloadError",
     "GgufError",
     "InvalidArgument",
     "Llama",

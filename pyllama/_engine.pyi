@@ -37,6 +37,12 @@ def backend_info() -> dict[str, Any]:
 def dequantize(type_name: str, data: Buffer, n_values: int) -> NDArray[np.float32]:
     """Decode `n_values` values of packed blocks to f32 (the formulas of the GGUF block formats)."""
 
+def log_sum_exp(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """ln Σ exp of each row of `logits` [rows, n_vocab] (C order): a logit less this is its log-probability.
+
+    Raises `PyllamaError` for NaN, +inf and rows of only -inf.
+    """
+
 def count_non_finite(type_name: str, data: Buffer, n_values: int) -> int:
     """Values of a float type, or blocks of a quantised one by their scales, that are infinite or NaN."""
 
@@ -206,12 +212,20 @@ class StepOutput(NamedTuple):
     logprob: float  # ln softmax(raw logits)[token], or with post_sampling_probs its probability; 0.0 when n_probs is 0
     top: list[tuple[int, float]]  # (id, logprob or probability), falling, n_probs long at most; empty unless asked for
 
+class InputSums(NamedTuple):
+    """Of one weight. A stack of experts has a matrix per expert, any other weight one."""
+
+    squares: NDArray[np.float64]  # [matrices, columns] sums of x²
+    n_rows: NDArray[np.int64]  # [matrices] rows of x summed
+
 @final
 class Engine:
     """Memory for `n_seq_max` sequences over one shared pool of `n_ctx` tokens, and the forward pass over them.
 
     n_threads / n_threads_batch: threads for passes of at most / more than 64 rows; 0 = all cores / as n_threads.
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
+    thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
+    thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
 
@@ -235,6 +249,10 @@ class Engine:
         yarn_attn_factor: float = -1.0,
         yarn_beta_fast: float = -1.0,
         yarn_beta_slow: float = -1.0,
+        thread_cpus: Sequence[Sequence[int]] = (),
+        thread_priority: int = 0,
+        thread_poll: int = 50,
+        collect_importance: bool = False,
     ) -> None: ...
     @property
     def n_ctx(self) -> int: ...
@@ -273,6 +291,11 @@ class Engine:
         """The KV pages as bytes (whole pages of 256 tokens); only an engine of the same model and types loads them."""
     def load_sequence(self, seq_id: int, state: bytes) -> None:
         """InvalidArgument with the reason when the state is truncated or from another model, type or version."""
+
+    def importance(self) -> dict[str, InputSums]:
+        """What the linear weights were fed in all passes of 16 rows and more, by tensor name: the makings of an
+        importance matrix. Empty without ``collect_importance``, which takes 8 % longer with a small model.
+        """
 
     # Low-level, llama-style.
     def decode(

@@ -14,6 +14,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp cimport bool as cpp_bool
 from libcpp.memory cimport shared_ptr
 from libcpp.string cimport string
+from libcpp.utility cimport pair
 from libcpp.vector cimport vector
 
 from pyllama cimport _engine_native as native
@@ -27,6 +28,7 @@ TypeTraits = namedtuple("TypeTraits", "id block_values block_bytes is_quantized"
 TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
 Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs", defaults=(None, 0, False))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
+InputSums = namedtuple("InputSums", "squares n_rows")
 
 cdef str text(string_view view):
     # Token texts may be any bytes: invalid UTF-8 survives as lone surrogates and round-trips.
@@ -149,6 +151,19 @@ def dequantize(str type_name not None, data, int64_t n_values):
     cdef float[::1] out = values
     if n_values:
         native.decode(type, blocks, &out[0], n_values)
+    return values
+
+
+def log_sum_exp(logits):
+    cdef const float[:, ::1] rows = logits
+    cdef Py_ssize_t i
+    values = np.empty(rows.shape[0], dtype=np.float64)
+    cdef double[::1] out = values
+    if rows.shape[1] == 0:
+        raise InvalidArgument("rows of logits are empty")
+    with nogil:
+        for i in range(rows.shape[0]):
+            out[i] = native.log_sum_exp(FloatSpan(&rows[i, 0], <size_t>rows.shape[1]))
     return values
 
 
@@ -447,8 +462,13 @@ cdef class Engine:
                  int32_t n_ubatch=512, int32_t n_threads=0, int32_t n_threads_batch=0, str type_k="f16", str type_v="f16",
                  str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
                  double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
-                 double yarn_beta_slow=-1.0):
+                 double yarn_beta_slow=-1.0, thread_cpus=(), int32_t thread_priority=0, int32_t thread_poll=50,
+                 bint collect_importance=False):
         cdef native.EngineParams params
+        for cpus in thread_cpus:
+            params.threads.cpus.push_back(token_vector(cpus))
+        params.threads.priority = thread_priority
+        params.threads.poll = thread_poll
         params.n_ctx = n_ctx
         params.n_seq_max = n_seq_max
         params.n_batch = n_batch
@@ -457,6 +477,7 @@ cdef class Engine:
         params.n_threads_batch = n_threads_batch
         params.type_k = type_k.encode()
         params.type_v = type_v.encode()
+        params.collect_importance = collect_importance
         if rope_scaling_type is not None:
             params.rope.scaling_type = <string>rope_scaling_type.encode()
         if rope_freq_base != 0.0:
@@ -596,6 +617,16 @@ cdef class Engine:
             view = ByteSpan(<const byte*>&raw[0], <size_t>raw.shape[0])
         with nogil:
             engine.get().load_sequence(seq_id, view)
+
+    def importance(self):
+        cdef native.InputStatistics statistics = self.engine().get().importance()
+        cdef pair[string, native.InputSums] entry
+        result = {}
+        for entry in statistics:
+            squares = np.asarray(entry.second.squares, dtype=np.float64)
+            result[entry.first.decode("utf-8", "surrogateescape")] = InputSums(
+                squares.reshape(entry.second.matrices, entry.second.features), np.asarray(entry.second.n_rows))
+        return result
 
     def close(self):
         cdef shared_ptr[native.Engine] last

@@ -3,6 +3,7 @@
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libcpp cimport bool
+from libcpp.map cimport map
 from libcpp.memory cimport shared_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
@@ -172,8 +173,21 @@ cdef extern from "sampling/sampler.h" namespace "v100" nogil:
         int32_t sample(FloatSpan logits) except +translate_error
         vector[TokenProbability] candidates() except +translate_error
         void reset() except +translate_error
+    double log_sum_exp(FloatSpan logits) except +translate_error
+
+cdef extern from "ops/observed.h" namespace "v100" nogil:
+    cdef cppclass InputSums:
+        int32_t matrices
+        int32_t features
+        vector[double] squares
+        vector[int64_t] n_rows
+    ctypedef map[string, InputSums] InputStatistics
 
 cdef extern from "engine/engine.h" namespace "v100" nogil:
+    cdef cppclass ThreadSettings:
+        vector[vector[int32_t]] cpus
+        int32_t priority
+        int32_t poll
     cdef cppclass EngineParams:
         int32_t n_ctx
         int32_t n_seq_max
@@ -181,9 +195,11 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_ubatch
         int32_t n_threads
         int32_t n_threads_batch
+        ThreadSettings threads
         string type_k
         string type_v
         RopeSettings rope
+        bool collect_importance
     cdef cppclass SequenceWork:
         int32_t sequence
         TokenSpan tokens
@@ -217,6 +233,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         void clear(int32_t sequence) except +translate_error
         vector[byte] save_sequence(int32_t sequence) except +translate_error
         void load_sequence(int32_t sequence, ByteSpan state) except +translate_error
+        InputStatistics importance() except +translate_error
 
 # Small bridges for what Cython cannot spell: variants, construction behind a smart pointer.
 cdef extern from "native_bridge.h" namespace "v100" nogil:

@@ -36,6 +36,7 @@ from pyllama.completion import (
 )
 from pyllama.completion_types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from pyllama.errors import InvalidArgument
+from pyllama.gguf.split_set import check_parts
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -67,6 +68,7 @@ class Llama:
     n_ctx: tokens of prompt and answer together, rounded up to whole pages of memory; 0 takes the model's own length.
     n_batch, n_ubatch: most tokens per step of prompt processing, and per pass through the model.
     n_threads, n_threads_batch: for generation, and for prompts; None takes all cores, and as `n_threads`.
+    thread_cpus, thread_priority, thread_poll: where and how these threads run, as `pyllama._engine.Engine` takes them.
     rope_*, yarn_*: override what the file says; 0 or -1 leave it.
     logits_all: keep the logits of every token in `scores` (n_vocab f32 values each), not only of the last one.
     last_n_tokens_size: tokens that the repeat, presence and frequency penalties look back at.
@@ -109,6 +111,9 @@ class Llama:
         yarn_beta_fast: float = -1.0,
         yarn_beta_slow: float = -1.0,
         yarn_orig_ctx: int = 0,
+        thread_cpus: Sequence[Sequence[int]] = (),
+        thread_priority: int = 0,
+        thread_poll: int = 50,
         logits_all: bool = False,
         embedding: bool = False,
         offload_kqv: bool = True,
@@ -182,8 +187,12 @@ class Llama:
             "yarn_attn_factor": yarn_attn_factor,
             "yarn_beta_fast": yarn_beta_fast,
             "yarn_beta_slow": yarn_beta_slow,
+            "thread_cpus": thread_cpus,
+            "thread_priority": thread_priority,
+            "thread_poll": thread_poll,
         }
         n_ctx = read_count("n_ctx", n_ctx)
+        check_parts(Path(self.model_path))
         model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)

@@ -24,6 +24,9 @@ def read_callables(value: Any) -> tuple[Any, ...]:
     return items
 
 
+LARGEST_COUNT = 2**31 - 1
+
+
 def read_count(name: str, value: Any, *, at_least: int = 0) -> int:
     try:
         number = operator.index(value)
@@ -31,6 +34,8 @@ def read_count(name: str, value: Any, *, at_least: int = 0) -> int:
         raise TypeError(f"{name} must be an integer, found {type(value).__name__}") from None
     if number < at_least:
         raise InvalidArgument(f"{name} must be >= {at_least}, found {number}")
+    if number > LARGEST_COUNT:
+        raise InvalidArgument(f"{name} must be <= {LARGEST_COUNT}, found {number}")
     return number
 
 

@@ -37,6 +37,7 @@ ROUTES = (
     ("GET", "/v1/models", info.models),
     ("GET", "/metrics", info.metrics),
     ("GET", "/slots", slots.slots),
+    ("POST", "/slots/{id_slot}", slots.slot_action),
     ("POST", "/completion", completions.native_completion),
     ("POST", "/completions", completions.native_completion),
     ("POST", "/v1/completions", completions.openai_completion),

@@ -1,7 +1,7 @@
 """The one thread that drives the engine: takes requests in, runs the scheduler's plans, hands events out per step.
 
-Other threads use `submit`, `cancel` and `stop` only. A request that was cancelled is gone before the next step. Tests
-call `iterate` without a thread.
+Other threads use `submit`, `cancel`, `on_idle_slot` and `stop` only. A request that was cancelled is gone before the
+next step. Tests call `iterate` without a thread.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama.errors import ContextFull, PyllamaError
+from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
 from pyllama.server import scheduler
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
@@ -79,11 +80,12 @@ class EngineLoop:
         self._condition = threading.Condition()
         self._arrived: deque[ActiveRequest] = deque()
         self._cancelled: deque[ActiveRequest] = deque()
+        self._slot_actions: deque[tuple[Slot, Callable[[Slot], Any], Future[Any]]] = deque()
         self._is_stopping = False
         self._waiting: list[list[Generation]] = []
         self._events: list[Event] = []
         self._n_arrivals = 0
-        self._n_releases = 0
+        self._n_uses = 0
         self._has_stepped = True  # since the last time that a sequence gave way
         self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
@@ -120,6 +122,45 @@ class EngineLoop:
             self._cancelled.append(request)
             self._condition.notify()
 
+    def on_idle_slot(self, id_slot: int, action: Callable[[Slot], Any]) -> Future[Any]:
+        """Run `action` on the engine thread as soon as the slot (modulo the number of slots) is idle."""
+        future: Future[Any] = Future()
+        with self._condition:
+            if self._is_stopping:
+                raise Unavailable("the server is shutting down")
+            self._slot_actions.append((self.slots[id_slot % len(self.slots)], action, future))
+            self._condition.notify()
+        return future
+
+    def save_slot(self, slot: Slot) -> tuple[list[int], bytes]:
+        """For `on_idle_slot`: the tokens that a slot holds, and their state."""
+        return list(slot.tokens), self._engine.save_sequence(slot.id)
+
+    def restore_slot(self, slot: Slot, tokens: list[int], state: bytes) -> None:
+        """For `on_idle_slot`: the slot holds `tokens` with their state; after an error (`PyllamaError`) it is empty.
+
+        Other idle slots forget their tokens when the pool is full.
+        """
+        self.erase_slot(slot)
+        while True:
+            try:
+                self._engine.load_sequence(slot.id, state)
+                break
+            except ContextFull:
+                if not self._drop_idle_cache():
+                    raise
+        if self._engine.length(slot.id) != len(tokens):
+            self._engine.clear(slot.id)
+            raise InvalidArgument(f"the state is not that of {len(tokens)} tokens")
+        slot.tokens = tokens
+        self._mark_used(slot)
+
+    def erase_slot(self, slot: Slot) -> int:
+        """For `on_idle_slot`: the number of tokens that the slot forgets."""
+        n_tokens = len(slot.tokens)
+        self._clear(slot)
+        return n_tokens
+
     @property
     def is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -137,7 +178,14 @@ class EngineLoop:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not (self._arrived or self._cancelled or self._is_stopping or self._waiting or self.n_busy):
+                while not (
+                    self._arrived
+                    or self._cancelled
+                    or self._slot_actions
+                    or self._is_stopping
+                    or self._waiting
+                    or self.n_busy
+                ):
                     self._condition.wait()
             if self._is_stopping:
                 self._fail_everything(Unavailable("the server is shutting down"))
@@ -152,6 +200,7 @@ class EngineLoop:
         """One iteration: arrivals and cancellations, admission, one engine step, its results."""
         self._take_arrivals()
         self._drop_cancelled()
+        self._run_slot_actions()
         self._admit()
         self._flush()  # streams begin before the first step, which may be long
         self._score_prompt()
@@ -195,6 +244,18 @@ class EngineLoop:
                 if slot.generation is not None and slot.generation.request is request:
                     log.info("slot %2d | request %d | cancelled, n_tokens = %d", slot.id, request.id, len(slot.tokens))
                     self._release(slot)
+
+    def _run_slot_actions(self) -> None:
+        """Before requests are admitted: an action waits for the running request of its slot, not for queued ones."""
+        for _ in range(len(self._slot_actions)):
+            slot, action, future = self._slot_actions.popleft()
+            if slot.generation is not None:
+                self._slot_actions.append((slot, action, future))
+            elif future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(action(slot))
+                except Exception as error:  # the caller's to handle
+                    future.set_exception(error)
 
     # ---- admission and prefix reuse
 
@@ -459,20 +520,19 @@ class EngineLoop:
     def _release(self, slot: Slot) -> None:
         generation, slot.generation = slot.generation, None
         generation.is_done = True
-        self._n_releases += 1
-        slot.last_used = self._n_releases
+        self._mark_used(slot)
         if generation.parent is not None:
             self._clear(slot)
+
+    def _mark_used(self, slot: Slot) -> None:
+        self._n_uses += 1
+        slot.last_used = self._n_uses
 
     # ---- when things go wrong
 
     def _make_room(self, plan: list[Chunk]) -> None:
         """The pool has no pages for a plan: an idle slot forgets its tokens, else the newest sequence gives way."""
-        held = [slot for slot in self.slots if slot.generation is None and slot.tokens]
-        if held:
-            victim = min(held, key=lambda slot: slot.last_used)
-            log.info("slot %2d | the cache is dropped to make room, n_tokens = %d", victim.id, len(victim.tokens))
-            self._clear(victim)
+        if self._drop_idle_cache():
             return
         planned = {chunk.slot for chunk in plan}
         candidates = [
@@ -492,6 +552,16 @@ class EngineLoop:
         self._clear(victim)
         victim.generation.on_preempted()
         self._has_stepped = False
+
+    def _drop_idle_cache(self) -> bool:
+        """The least recently used idle slot forgets its tokens; False when no idle slot holds any."""
+        held = [slot for slot in self.slots if slot.generation is None and slot.tokens]
+        if not held:
+            return False
+        victim = min(held, key=lambda slot: slot.last_used)
+        log.info("slot %2d | the cache is dropped to make room, n_tokens = %d", victim.id, len(victim.tokens))
+        self._clear(victim)
+        return True
 
     def _fail_plan(self, plan: list[Chunk], error: PyllamaError) -> None:
         """A step failed as a whole: what it ran is in an unknown state and ends."""
@@ -518,4 +588,8 @@ class EngineLoop:
         for slot in self.slots:
             if slot.generation is not None:
                 self._fail(slot, error)
+        while self._slot_actions:
+            _, _, future = self._slot_actions.popleft()
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
         self._flush()

@@ -16,10 +16,11 @@ class BindError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """`url`: as shown to the user."""
+    """`url`: as shown to the user. `port`: 0 for UNIX sockets."""
 
     socket: socket.socket
     url: str
+    port: int = 0
 
 
 def open_listeners(hosts: tuple[str, ...], port: int, *, reuse_port: bool = False) -> list[Listener]:
@@ -62,7 +63,8 @@ def _open_tcp(host: str, port: int, *, reuse_port: bool, v6_only: bool) -> Liste
         raise
     sock.setblocking(False)
     shown = f"[{host}]" if ":" in host else host
-    return Listener(sock, f"http://{shown}:{sock.getsockname()[1]}")
+    bound_port = sock.getsockname()[1]
+    return Listener(sock, f"http://{shown}:{bound_port}", bound_port)
 
 
 def _open_unix(path: str) -> Listener:

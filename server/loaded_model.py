@@ -28,6 +28,7 @@ class LoadedModel:
     """`facts`: what `/models` and `/props` say about the file (keys: see `model_facts`).
 
     n_ctx: tokens of the pool that all slots share; n_ctx_slot: what one slot may use of it.
+    exceeds_original_context: n_ctx does, of a model stretched beyond its first training; longrope then turns otherwise.
     sampler_factory: `pyllama._engine.Sampler`. chat_template: None when the file has none that can be used;
     `template_error` says why.
     """
@@ -39,6 +40,7 @@ class LoadedModel:
     defaults: GenerationParams
     n_ctx: int
     n_ctx_slot: int
+    exceeds_original_context: bool = False
     chat_template: Any = None
     template_error: Exception | None = None
 
@@ -120,6 +122,7 @@ def defaults_from_metadata(settings: ServerSettings, metadata: Mapping[str, Any]
 def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
     """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
     from pyllama._engine import Engine, Model, Sampler, Work
+    from pyllama.gguf.split_set import check_parts
     from pyllama.server.chat_templates import load_template
     from pyllama.server.engine_loop import LoopSettings
     from pyllama.tokenizer import Tokenizer
@@ -127,6 +130,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     log.info("loading model '%s'", settings.model)
     if not Path(settings.model).is_file():
         raise FileNotFoundError(f"no such file: {settings.model}")
+    check_parts(Path(settings.model))
     model = Model(
         settings.model,
         n_threads=settings.n_threads_batch or settings.n_threads,
@@ -145,7 +149,11 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         n_threads_batch=settings.n_threads_batch,
         type_k=settings.type_k,
         type_v=settings.type_v,
+        **settings.threads,
         **settings.rope,
+    )
+    original_context = settings.rope.get("yarn_orig_ctx") or metadata.get(
+        f"{model.architecture}.rope.scaling.original_context_length"
     )
     tokenizer = Tokenizer.from_metadata(metadata)
     vocabulary = Vocabulary(tokenizer, model.n_vocab, shows_special=settings.shows_special)
@@ -180,6 +188,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         defaults=defaults_from_metadata(settings, metadata),
         n_ctx=n_ctx,
         n_ctx_slot=n_ctx_slot,
+        exceeds_original_context=n_ctx > (original_context or n_ctx),
         chat_template=template,
         template_error=template_error,
     )

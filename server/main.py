@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Coroutine, Iterator
-from typing import Any
-
-import uvicorn
+import time
+from collections.abc import Sequence
 
 from pyllama.download.model_options import ChosenModel, choose_model
 from pyllama.errors import PyllamaError
+from pyllama.options.version import build_label
+from pyllama.server.api.info import models_json
 from pyllama.server.app import create_app
+from pyllama.server.http_server import HttpServer, announce, run_loop, warn_of_open_doors
 from pyllama.server.listeners import BindError, Listener, open_listeners
 from pyllama.server.loaded_model import LoadedModel, load_model
 from pyllama.server.log_setup import configure_logging
+from pyllama.server.router.child import Parent
 from pyllama.server.settings import ServerSettings, SettingsError, settings_from_options
 from pyllama.server.state import ServerState
 
@@ -30,22 +31,13 @@ log = logging.getLogger("pyllama.server.srv")
 # thread needs it for some microseconds between two steps, while the event loop may be parsing a large body.
 SWITCH_INTERVAL = 0.0005
 
-SHUTDOWN_SECONDS = 3
 
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: `main` decides what a signal means."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the server until a signal ends it. Exit code 0 after SIGINT or SIGTERM, 1 for every failure to start."""
     from pyllama.options import parse_options
 
-    options = parse_options("llama-server", sys.argv[1:] if argv is None else argv, os.environ)
+    argv = sys.argv[1:] if argv is None else argv
+    options = parse_options("llama-server", argv, os.environ)
     # Until the model is ready a signal has its default action: loading cannot stop halfway, the process just ends.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -58,12 +50,19 @@ def main(argv: list[str] | None = None) -> int:
             colors=options.log_colors,
             disabled=options.log_disable,
         )
+        if not (options.model or options.model_url or options.hf_repo or options.hf_file):
+            from pyllama.server.router.serve import serve_router
+
+            return serve_router(options, argv, os.environ)
+        for option in ("models_dir", "models_preset"):
+            if options.given(option):
+                log.warning("--%s has no effect: a model is given", option.replace("_", "-"))
         chosen = choose_model(options, os.environ, log.warning)
         settings = settings_from_options(options, chosen.path)
     except (OSError, PyllamaError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return serve(settings, chosen)
+    return serve(settings, chosen, Parent(os.environ))
 
 
 def run() -> int:
@@ -71,7 +70,7 @@ def run() -> int:
     return main()
 
 
-def serve(settings: ServerSettings, chosen: ChosenModel) -> int:
+def serve(settings: ServerSettings, chosen: ChosenModel, parent: Parent) -> int:
     """Listen, download what is missing, load, serve. Returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
@@ -79,12 +78,11 @@ def serve(settings: ServerSettings, chosen: ChosenModel) -> int:
     except BindError as error:
         log.error("%s", error)
         return 1
-    if settings.cors_origins == "*" and not settings.api_keys:
-        log.warning(
-            "no API key is set and any web page may read the answers of this server; see --api-key and --cors-origins"
-        )
-    state = ServerState(settings, build_info=_build_info())
-    code = _run(_serve(settings, chosen, listeners, state))
+    warn_of_open_doors(settings)
+    parent.obey()
+    parent.tell("downloading" if chosen.jobs else "loading", port=listeners[0].port)
+    state = ServerState(settings, build_info=build_label())
+    code = run_loop(_serve(settings, chosen, listeners, state, parent))
     if state.is_ready and state.loaded.engine_loop.is_running:
         # A long step is still computing. Nothing waits for it, and an interpreter must not end under a running thread.
         logging.shutdown()
@@ -92,32 +90,12 @@ def serve(settings: ServerSettings, chosen: ChosenModel) -> int:
     return code
 
 
-def _run(serving: Coroutine[Any, Any, int]) -> int:
-    """On uvloop where it is installed: a streamed token then costs the event loop a quarter less."""
-    try:
-        import uvloop
-    except ImportError:  # no wheel for this platform
-        return asyncio.run(serving)
-    return uvloop.run(serving)
-
-
-async def _serve(settings: ServerSettings, chosen: ChosenModel, listeners: list[Listener], state: ServerState) -> int:
-    http = _HttpServer(
-        uvicorn.Config(
-            create_app(state),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-            lifespan="on",
-            backlog=512,
-        )
-    )
-    loop = asyncio.get_running_loop()
+async def _serve(
+    settings: ServerSettings, chosen: ChosenModel, listeners: list[Listener], state: ServerState, parent: Parent
+) -> int:
+    http = HttpServer(create_app(state))
     serving = asyncio.create_task(http.serve(sockets=[listener.socket for listener in listeners]))
-    loading = asyncio.create_task(asyncio.to_thread(_fetch_and_load, settings, chosen, state))
+    loading = asyncio.create_task(asyncio.to_thread(_fetch_and_load, settings, chosen, state, parent))
     await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         log.error("the HTTP server ended before the model was loaded")
@@ -134,44 +112,23 @@ async def _serve(settings: ServerSettings, chosen: ChosenModel, listeners: list[
     # all between two tokens.
     gc.collect()
     gc.freeze()
-    _handle_signals(loop, http, state)
+    # What is in flight ends now instead of holding up the exit. Off the event loop: a step may take a moment.
+    end_engine = threading.Thread(target=loaded.engine_loop.stop, daemon=True)
+    http.end_on_signals(asyncio.get_running_loop(), end_engine.start)
     state.set_loaded(loaded)
+    parent.tell("loaded", model=models_json(state, int(time.time()))["data"][0])
     log.info("model loaded")
-    for listener in listeners:
-        log.info("listening on %s", listener.url)
-    if settings.port == 8080:
-        log.info("notice: the default port of llama-server will move from 8080 to 9931; set --port to be sure")
+    announce(settings, listeners)
     await serving
     log.info("the server has ended")
     return 0
 
 
-def _fetch_and_load(settings: ServerSettings, chosen: ChosenModel, state: ServerState) -> LoadedModel:
+def _fetch_and_load(settings: ServerSettings, chosen: ChosenModel, state: ServerState, parent: Parent) -> LoadedModel:
     chosen.fetch(log.info)
+    if chosen.jobs:
+        parent.tell("loading")
     return load_model(settings, state.deliver)
-
-
-def _handle_signals(loop: asyncio.AbstractEventLoop, http: uvicorn.Server, state: ServerState) -> None:
-    """First SIGINT or SIGTERM: end gracefully. Second: at once, exit code 1."""
-
-    def on_signal() -> None:
-        if http.should_exit:
-            os.write(2, b"Received second interrupt, terminating immediately.\n")
-            os._exit(1)
-        log.info("cleaning up before exit...")
-        http.should_exit = True
-        # What is in flight ends now instead of holding up the exit. Off the event loop: a step may take a moment.
-        threading.Thread(target=state.loaded.engine_loop.stop, daemon=True).start()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
-
-
-def _build_info() -> str:
-    from pyllama.options.version import build_info
-
-    number, commit = build_info()
-    return f"b{number}-{commit}"
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
+from pyllama.thread_placement import engine_thread_options
 
 
 class SettingsError(ValueError):
@@ -34,6 +36,7 @@ class ServerSettings:
     has_metrics: bool = False
     has_props: bool = False
     has_slots: bool = True
+    slot_save_path: str = ""
     n_ctx: int = 0
     n_slots: int = 4
     kv_unified: bool = True
@@ -41,6 +44,7 @@ class ServerSettings:
     n_ubatch: int = 512
     n_threads: int = 0
     n_threads_batch: int = 0
+    threads: Mapping[str, Any] = field(default_factory=dict)  # placement, as the engine takes it
     type_k: str = "f16"
     type_v: str = "f16"
     check_tensors: bool = False
@@ -131,6 +135,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         has_metrics=options.metrics,
         has_props=options.props,
         has_slots=options.slots,
+        slot_save_path=_existing_folder("--slot-save-path", options.slot_save_path),
         n_ctx=options.ctx_size,
         n_slots=n_slots,
         kv_unified=options.kv_unified or options.parallel <= 0,
@@ -138,6 +143,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         n_ubatch=options.ubatch_size,
         n_threads=max(0, options.threads),
         n_threads_batch=max(0, options.threads_batch or 0),
+        threads=engine_thread_options(options),
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
         check_tensors=options.check_tensors,
@@ -162,6 +168,12 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         ),
         given=given,
     )
+
+
+def _existing_folder(option: str, path: str) -> str:
+    if path and not Path(path).is_dir():
+        raise SettingsError(f"{option}: there is no directory {path}")
+    return path
 
 
 def _template_kwargs(text: str) -> dict[str, Any]:

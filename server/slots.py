@@ -19,7 +19,7 @@ class Slot:
         self.tokens: list[int] = []  # exactly what the engine's sequence holds
         self.generation: Generation | None = None  # who is being served
         self.last_generation: Generation | None = None  # the same, kept after its end for display
-        self.last_used = 0  # number of the release, for least-recently-used order
+        self.last_used = 0  # number of the release or restore, for least-recently-used order
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

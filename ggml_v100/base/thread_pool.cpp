@@ -21,7 +21,7 @@ namespace {
 // Waiting in three stages. Spinning bridges the gap between two operations of a forward pass. Yielding lets another thread
 // of this machine have the core (the server's, or the one waited for when there are more threads than cores) without the
 // 20 us of a sleep. Sleeping keeps cores cool between requests.
-constexpr int kSpinRounds = 2000;
+constexpr int kSpinRounds = 2000;  // of the waiting caller; of idle workers at poll 50
 constexpr int kYieldRounds = 400;
 
 inline void cpu_relax() {
@@ -58,7 +58,10 @@ struct Gate {
 }  // namespace
 
 struct ThreadPool::State {
+  ThreadSettings settings;
+  std::thread::id placed;  // the caller that was placed last
   std::vector<std::thread> workers;
+  std::atomic<int32_t> started{0};
   std::atomic<uint64_t> gate{Gate::kClosed};
   std::atomic<int32_t> left{0};  // workers that have finished the current call
   std::atomic<bool> stopping{false};
@@ -85,9 +88,10 @@ struct ThreadPool::State {
   }
 
   void wait_for_news(uint32_t seen) {
-    for (int round = 0; round < kSpinRounds + kYieldRounds; ++round) {
+    const int spin_rounds = kSpinRounds * settings.poll / 50, yield_rounds = kYieldRounds * settings.poll / 50;
+    for (int round = 0; round < spin_rounds + yield_rounds; ++round) {
       if (has_news(seen)) return;
-      if (round < kSpinRounds) {
+      if (round < spin_rounds) {
         cpu_relax();
       } else {
         std::this_thread::yield();
@@ -99,7 +103,35 @@ struct ThreadPool::State {
     sleepers.fetch_sub(1);
   }
 
+  void place(int32_t thread) {
+    try {
+      place_this_thread(settings, thread);
+    } catch (...) {
+      const std::lock_guard lock(failure_mutex);
+      failure = std::current_exception();
+    }
+  }
+
+  void rethrow_failure() {
+    if (!failure) return;
+    std::exception_ptr thrown;
+    std::swap(thrown, failure);
+    std::rethrow_exception(thrown);
+  }
+
+  void join_all() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    wake.notify_all();
+    for (auto& worker : workers) worker.join();
+    workers.clear();
+  }
+
   void worker(int32_t thread) {
+    place(thread);
+    started.fetch_add(1, std::memory_order_release);
     uint32_t seen = 0;
     for (;;) {
       wait_for_news(seen);
@@ -118,32 +150,28 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int32_t n_threads) : state_(std::make_unique<State>()) {
-  if (n_threads < 1 || n_threads > 512)
-    throw InvalidArgument("number of threads is " + std::to_string(n_threads) + ", expected 1 to 512");
-  state_->active = n_threads;
+ThreadPool::ThreadPool(ThreadSettings settings) : state_(std::make_unique<State>()) {
+  if (settings.count < 1 || settings.count > 512)
+    throw InvalidArgument("number of threads is " + std::to_string(settings.count) + ", expected 1 to 512");
+  if (settings.poll < 0 || settings.poll > 100)
+    throw InvalidArgument("poll is " + std::to_string(settings.poll) + ", expected 0 to 100");
+  state_->active = settings.count;
+  state_->settings = std::move(settings);
   try {
-    for (int32_t i = 1; i < n_threads; ++i) state_->workers.emplace_back([s = state_.get(), i] { s->worker(i); });
+    for (int32_t i = 1; i < state_->settings.count; ++i)
+      state_->workers.emplace_back([s = state_.get(), i] { s->worker(i); });
   } catch (const std::system_error& error) {
-    {
-      const std::lock_guard lock(state_->mutex);
-      state_->stopping = true;
-    }
-    state_->wake.notify_all();
-    for (auto& worker : state_->workers) worker.join();
+    state_->join_all();
     throw OutOfMemory(std::string("cannot start threads: ") + error.what());
+  }
+  while (state_->started.load(std::memory_order_acquire) < state_->settings.count - 1) std::this_thread::yield();
+  if (state_->failure) {
+    state_->join_all();
+    state_->rethrow_failure();
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stopping = true;
-  }
-  state_->wake.notify_all();
-  for (auto& worker : state_->workers)
-    if (worker.joinable()) worker.join();
-}
+ThreadPool::~ThreadPool() { state_->join_all(); }
 
 int32_t ThreadPool::size() const noexcept { return static_cast<int32_t>(state_->workers.size()) + 1; }
 
@@ -154,6 +182,9 @@ void ThreadPool::set_active(int32_t n_threads) {
     throw InvalidArgument("active threads is " + std::to_string(n_threads) + ", expected 1 to " +
                           std::to_string(size()));
   state_->active = n_threads;
+  if (state_->placed == std::this_thread::get_id()) return;
+  place_this_thread(state_->settings, 0);
+  state_->placed = std::this_thread::get_id();
 }
 
 void ThreadPool::share_erased(Erased function, void* context) {
@@ -176,11 +207,7 @@ void ThreadPool::share_erased(Erased function, void* context) {
       std::this_thread::yield();
     }
   }
-  if (state.failure) {
-    std::exception_ptr failure;
-    std::swap(failure, state.failure);
-    std::rethrow_exception(failure);
-  }
+  state.rethrow_failure();
 }
 
 int32_t ThreadPool::hardware_threads() {

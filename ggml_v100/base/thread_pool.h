@@ -8,19 +8,23 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/thread_settings.h"
+
 namespace v100 {
 
 class ThreadPool {
  public:
-  // n_threads >= 1, calling thread included.
-  explicit ThreadPool(int32_t n_threads);
+  // Throws InvalidArgument for settings that are out of range or that the system refuses, OutOfMemory.
+  explicit ThreadPool(ThreadSettings settings);
+  explicit ThreadPool(int32_t n_threads) : ThreadPool(ThreadSettings{.count = n_threads}) {}
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int32_t size() const noexcept;
 
-  // Threads that take part in the following calls: 1..size(). The others sleep.
+  // Threads that take part in the following calls: 1..size(). The others sleep. Also places the calling thread as
+  // thread 0 of the pool when it has not been yet: it is the one that shares the work.
   void set_active(int32_t n_threads);
   int32_t active() const noexcept;
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <vector>
+#include <span>
 
 #include "cpu/kv_page.h"
 
@@ -79,19 +79,26 @@ class Attention {
     return layer_.pages + static_cast<size_t>(id) * layer_.page_stride_bytes;
   }
 
-  void plan(int32_t threads);
+  void plan(int32_t threads, Arena& arena);
+  std::span<Unit> split_pages(Arena& arena);
   void run_unit(const Unit& unit, const Scratch& scratch);
   bool attend_page(const Unit& unit, int32_t page, const Scratch& scratch);
   void score_page(const Unit& unit, const std::byte* base, RowRange keys, const Scratch& scratch);
   void weigh_values(const Unit& unit, const std::byte* base, int32_t page, RowRange keys, const Scratch& scratch);
+  // Few queries widen quantised keys and values in registers as they meet them; more share a decoded copy.
+  bool reads_in_place(const Unit& unit) const {
+    return unit.heads * (unit.rows.end - unit.rows.begin) <= kernels_.dense_rows;
+  }
   // Values from token `first` of the page on, rows of padded_v elements.
   struct ValueRows {
     const std::byte* rows;
+    const uint16_t* scales;
     ElementType element;
     size_t row_bytes;
+    int64_t stride;  // row_bytes in the unit of a dense product
     int32_t first;
   };
-  ValueRows read_values(const std::byte* base, int32_t kv_head, RowRange keys, const Scratch& scratch);
+  ValueRows read_values(const Unit& unit, const std::byte* base, RowRange keys, const Scratch& scratch);
   void add_values(const ValueRows& values, int32_t first_query, int32_t queries, RowRange keys, const Scratch& scratch);
   void write_result(const Unit& unit, int32_t query, const PageResult& result, const float* o);
 
@@ -104,9 +111,9 @@ class Attention {
   Tensor y_;
   const Kernels& kernels_;
   int32_t dim_k_, dim_v_, padded_v_;
-  std::vector<Unit> units_;
-  int64_t products_ = 0;  // multiply-adds of the whole call
-  int64_t partials_ = 0;  // queries x pages of split units
+  std::span<Unit> units_;  // in the arena, like all that a call needs
+  int64_t products_ = 0;   // multiply-adds of the whole call
+  int64_t partials_ = 0;   // queries x pages of split units
   PageResult* partial_results_ = nullptr;
   float* partial_outputs_ = nullptr;  // [partials, padded_v]
 };
@@ -129,10 +136,20 @@ Attention::Scratch Attention::scratch(float* memory) const {
   return s;
 }
 
-void Attention::plan(int32_t threads) {
+template <class T>
+std::span<T> take(Arena& arena, int64_t count) {
+  return {reinterpret_cast<T*>(arena.take(static_cast<size_t>(count) * sizeof(T))), static_cast<size_t>(count)};
+}
+
+void Attention::plan(int32_t threads, Arena& arena) {
   const int32_t group = heads_ / layer_.shape.kv_heads;
   const int32_t group_part = std::min(group, kUnitQueries);
   const int32_t tile_rows = std::max(1, kUnitQueries / group_part);
+  int64_t tiles = 0;
+  for (const SequenceRows& sequence : rows_.sequences)
+    tiles += (sequence.rows.end - sequence.rows.begin + tile_rows - 1) / tile_rows;
+  units_ = take<Unit>(arena, tiles * layer_.shape.kv_heads * ((group + group_part - 1) / group_part));
+  size_t n_units = 0;
   for (size_t s = 0; s < rows_.sequences.size(); ++s) {
     const RowRange all = rows_.sequences[s].rows;
     for (int32_t end = all.end; end > all.begin; end -= tile_rows) {  // the last rows see most: they start first
@@ -148,8 +165,13 @@ void Attention::plan(int32_t threads) {
       const RowRange pages{keys.begin / kPageTokens, (keys.end + kPageTokens - 1) / kPageTokens};
       for (int32_t kv_head = 0; kv_head < layer_.shape.kv_heads; ++kv_head)
         for (int32_t first = 0; first < group; first += group_part)
-          units_.push_back({static_cast<int32_t>(s), kv_head, kv_head * group + first,
-                            std::min(group_part, group - first), tile, pages, -1});
+          units_[n_units++] = {static_cast<int32_t>(s),
+                               kv_head,
+                               kv_head * group + first,
+                               std::min(group_part, group - first),
+                               tile,
+                               pages,
+                               -1};
     }
   }
   if (threads == 1 || products_ < kParallelProducts || static_cast<int64_t>(units_.size()) >= int64_t{4} * threads)
@@ -163,7 +185,7 @@ void Attention::plan(int32_t threads) {
 }
 
 void Attention::run(Arena& arena, ThreadPool& pool) {
-  plan(pool.active());
+  plan(pool.active(), arena);
   const bool alone = pool.active() == 1 || products_ < kParallelProducts;
   const int64_t floats = scratch_floats();
   float* memory = arena.create(alone ? 1 : pool.active(), static_cast<int32_t>((floats + 15) / 16 * 16)).data;
@@ -171,25 +193,7 @@ void Attention::run(Arena& arena, ThreadPool& pool) {
     for (const Unit& unit : units_) run_unit(unit, scratch(memory));
     return;
   }
-  std::vector<Unit> work;  // split units page by page
-  if (partials_ > 0) {
-    partial_results_ = reinterpret_cast<PageResult*>(arena.take(static_cast<size_t>(partials_) * sizeof(PageResult)));
-    partial_outputs_ = reinterpret_cast<float*>(
-        arena.take(static_cast<size_t>(partials_) * static_cast<size_t>(padded_v_) * sizeof(float)));
-    for (const Unit& unit : units_) {
-      if (unit.partial < 0)
-        work.push_back(unit);
-      else
-        for (int32_t page = unit.pages.begin; page < unit.pages.end; ++page) {
-          Unit one = unit;
-          one.pages = {page, page + 1};
-          one.partial += int64_t{page - unit.pages.begin} * unit.heads * (unit.rows.end - unit.rows.begin);
-          work.push_back(one);
-        }
-    }
-  } else {
-    work.swap(units_);
-  }
+  const std::span<const Unit> work = partials_ > 0 ? split_pages(arena) : units_;
   std::atomic<size_t> next{0};
   pool.share([&](int32_t thread) {
     const Scratch mine = scratch(memory + thread * ((floats + 15) / 16 * 16));
@@ -214,6 +218,28 @@ void Attention::run(Arena& arena, ThreadPool& pool) {
       write_result(unit, i, all, o);
     }
   }
+}
+
+// Units whose pages are shared out become one unit a page; their results are merged afterwards.
+std::span<Unit> Attention::split_pages(Arena& arena) {
+  partial_results_ = take<PageResult>(arena, partials_).data();
+  partial_outputs_ = take<float>(arena, partials_ * padded_v_).data();
+  int64_t count = 0;
+  for (const Unit& unit : units_) count += unit.partial < 0 ? 1 : unit.pages.end - unit.pages.begin;
+  const std::span<Unit> work = take<Unit>(arena, count);
+  size_t n_work = 0;
+  for (const Unit& unit : units_) {
+    if (unit.partial < 0) {
+      work[n_work++] = unit;
+      continue;
+    }
+    for (int32_t page = unit.pages.begin; page < unit.pages.end; ++page) {
+      Unit& one = work[n_work++] = unit;
+      one.pages = {page, page + 1};
+      one.partial += int64_t{page - unit.pages.begin} * unit.heads * (unit.rows.end - unit.rows.begin);
+    }
+  }
+  return work;
 }
 
 void Attention::run_unit(const Unit& unit, const Scratch& scratch) {
@@ -297,10 +323,18 @@ void Attention::score_page(const Unit& unit, const std::byte* base, RowRange key
         element = ElementType::bf16;
         break;
       case QuantType::Q8_0:
+        if (reads_in_place(unit)) {
+          element = ElementType::q8_0_keys;
+          break;
+        }
         kernels_.decode_keys_q8(reinterpret_cast<const int8_t*>(codes), scales, dim_k_, scratch.keys);
         w = scratch.keys;
         break;
       case QuantType::Q4_0:
+        if (reads_in_place(unit)) {
+          element = ElementType::q4_0_keys;
+          break;
+        }
         kernels_.decode_keys_q4(reinterpret_cast<const uint8_t*>(codes), scales, dim_k_, scratch.keys);
         w = scratch.keys;
         break;
@@ -308,6 +342,7 @@ void Attention::score_page(const Unit& unit, const std::byte* base, RowRange key
         break;
     }
     kernels_.dense_dot[static_cast<int32_t>(element)]({.w = w,
+                                                       .scales = scales,
                                                        .w_stride = kKeyTileTokens,
                                                        .x = scratch.q,
                                                        .x_stride = dim_k_,
@@ -330,7 +365,7 @@ void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t pa
   const int32_t step = traits(layer_.shape.type_v).is_quantized ? kKeyTileTokens : kPageTokens;  // decoded at a time
   for (int32_t start = keys.begin / step * step; start < keys.end; start += step) {
     const ValueRows values =
-        read_values(base, unit.kv_head, {std::max(keys.begin, start), std::min(keys.end, start + step)}, scratch);
+        read_values(unit, base, {std::max(keys.begin, start), std::min(keys.end, start + step)}, scratch);
     for (int32_t first = 0; first < rows; first += tile_rows) {
       const int32_t count = std::min(tile_rows, rows - first);
       const auto seen = [&](int32_t i) {
@@ -353,39 +388,46 @@ void Attention::weigh_values(const Unit& unit, const std::byte* base, int32_t pa
 }
 
 // The value rows of the keys as elements a dense product reads: in place, or decoded.
-Attention::ValueRows Attention::read_values(const std::byte* base, int32_t kv_head, RowRange keys,
+Attention::ValueRows Attention::read_values(const Unit& unit, const std::byte* base, RowRange keys,
                                             const Scratch& scratch) {
-  const std::byte* head = base + page_.values(kv_head);
-  const auto codes = [&](int32_t j) { return head + static_cast<size_t>(j) * page_.value_row_bytes(); };
-  const auto* scales = reinterpret_cast<const uint16_t*>(head + page_.value_scales());
-  const auto blocks = static_cast<size_t>(dim_v_ / 32);
-  switch (layer_.shape.type_v) {
-    case QuantType::F16:
-      return {codes(keys.begin), ElementType::f16, page_.value_row_bytes(), keys.begin};
-    case QuantType::BF16:
-      return {codes(keys.begin), ElementType::bf16, page_.value_row_bytes(), keys.begin};
-    case QuantType::Q8_0:
-    case QuantType::Q4_0:
-      for (int32_t j = keys.begin; j < keys.end; ++j) {
-        float* out = scratch.values + int64_t{j - keys.begin} * padded_v_;
-        const uint16_t* row_scales = scales + static_cast<size_t>(j) * blocks;
-        if (layer_.shape.type_v == QuantType::Q8_0)
-          kernels_.decode_values_q8(reinterpret_cast<const int8_t*>(codes(j)), row_scales, dim_v_, out);
-        else
-          kernels_.decode_values_q4(reinterpret_cast<const uint8_t*>(codes(j)), row_scales, dim_v_, out);
-      }
-      return {reinterpret_cast<const std::byte*>(scratch.values), ElementType::f32,
-              static_cast<size_t>(padded_v_) * sizeof(float), keys.begin};
-    default:
-      return {codes(keys.begin), ElementType::f32, page_.value_row_bytes(), keys.begin};
+  const std::byte* head = base + page_.values(unit.kv_head);
+  const size_t row_bytes = page_.value_row_bytes();
+  const std::byte* rows = head + static_cast<size_t>(keys.begin) * row_bytes;
+  const QuantType type = layer_.shape.type_v;
+  if (!traits(type).is_quantized) {
+    const ElementType element = type == QuantType::F16    ? ElementType::f16
+                                : type == QuantType::BF16 ? ElementType::bf16
+                                                          : ElementType::f32;
+    return {rows, nullptr, element, row_bytes, padded_v_, keys.begin};
   }
+  const int32_t blocks = dim_v_ / 32;
+  const auto* scales = reinterpret_cast<const uint16_t*>(head + page_.value_scales()) + keys.begin * blocks;
+  const bool q8 = type == QuantType::Q8_0;
+  if (reads_in_place(unit))
+    return {rows,
+            scales,
+            q8 ? ElementType::q8_0_values : ElementType::q4_0_values,
+            row_bytes,
+            static_cast<int64_t>(row_bytes),
+            keys.begin};
+  for (int32_t j = 0; j < keys.end - keys.begin; ++j) {
+    const std::byte* codes = rows + static_cast<size_t>(j) * row_bytes;
+    float* out = scratch.values + int64_t{j} * padded_v_;
+    if (q8)
+      kernels_.decode_values_q8(reinterpret_cast<const int8_t*>(codes), scales + j * blocks, dim_v_, out);
+    else
+      kernels_.decode_values_q4(reinterpret_cast<const uint8_t*>(codes), scales + j * blocks, dim_v_, out);
+  }
+  return {reinterpret_cast<const std::byte*>(scratch.values), nullptr,   ElementType::f32,
+          static_cast<size_t>(padded_v_) * sizeof(float),     padded_v_, keys.begin};
 }
 
 void Attention::add_values(const ValueRows& values, int32_t first_query, int32_t queries, RowRange keys,
                            const Scratch& scratch) {
   kernels_.dense_dot[static_cast<int32_t>(values.element)](
       {.w = values.rows + static_cast<size_t>(keys.begin - values.first) * values.row_bytes,
-       .w_stride = padded_v_,
+       .scales = values.scales == nullptr ? nullptr : values.scales + (keys.begin - values.first) * (dim_v_ / 32),
+       .w_stride = values.stride,
        .x = scratch.s + int64_t{first_query} * kPageTokens + keys.begin,
        .x_stride = kPageTokens,
        .y = scratch.page_o + int64_t{first_query} * padded_v_,

@@ -29,10 +29,11 @@ using cpu::LinearJob;
 using cpu::PackedWeight;
 
 constexpr int64_t kParallelValues = 32 << 10;  // element-wise work below this stays on the calling thread (~2 us)
+constexpr size_t kMostWeights = 8;             // of one multi_linear
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(const Kernels& kernels, int32_t n_threads) : kernels_(kernels), pool_(n_threads) {}
+  CpuOps(const Kernels& kernels, const ThreadSettings& threads) : kernels_(kernels), pool_(threads) {}
 
   Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
 
@@ -80,12 +81,15 @@ class CpuOps final : public Ops {
   }
 
   void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) override {
-    std::vector<LinearJob> jobs(weights.size());
+    std::array<LinearJob, kMostWeights> jobs{};
+    if (weights.size() > jobs.size())
+      throw InvalidArgument("multi_linear of " + std::to_string(weights.size()) + " weights, the limit is " +
+                            std::to_string(jobs.size()));
     for (size_t i = 0; i < weights.size(); ++i) {
-      jobs[i].layer = weights[i];
-      jobs[i].y = outputs[i] = create(x.rows, weights[i]->weight->out_features);
+      outputs[i] = create(x.rows, weights[i]->weight->out_features);
+      jobs[i] = {.layer = weights[i], .y = outputs[i]};
     }
-    cpu::run_linear_jobs(x, jobs, kernels_, arena_, pool_);
+    cpu::run_linear_jobs(x, std::span(jobs).first(weights.size()), kernels_, arena_, pool_);
   }
 
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
@@ -237,8 +241,8 @@ class CpuBackend final : public Backend {
     return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
-    return std::make_unique<CpuOps>(kernels_, n_threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
+    return std::make_unique<CpuOps>(kernels_, threads);
   }
 
  private:

@@ -144,8 +144,8 @@ void rope_interleaved_head(float* head, const float* cosine, const float* sine, 
 
 void quantize_tile(const float* x, int64_t x_stride, int32_t rows, int32_t n_blocks, PanelKind kind,
                    ActivationBlock* tile) {
-  const int32_t bias = kPanelFormats[static_cast<int32_t>(kind)].bias;
-  const bool halves = kind == PanelKind::q6_K;
+  const int32_t bias = panel_format(kind).bias;
+  const bool halves = panel_format(kind).group == 16;
   for (int32_t row = 0; row < rows; ++row) {
     const float* values = x + row * x_stride;
     for (int32_t block = 0; block < n_blocks; ++block, values += 32) {
@@ -160,10 +160,14 @@ void quantize_tile(const float* x, int64_t x_stride, int32_t rows, int32_t n_blo
       store_i8(out.p + 16, q);
       // Sums of 16 integers below 128 are exact in f32.
       const auto first = static_cast<int32_t>(sum_of(p)), second = static_cast<int32_t>(sum_of(q));
+      const int32_t sums[2] = {halves ? first : first + second, second};
       out.scale = largest / 127.0f;
-      out.sum = out.scale * static_cast<float>(first + second);
-      out.bias_sum = -bias * (halves ? first : first + second);
-      out.bias_sum_second = halves ? -bias * second : 0;
+      for (int i = 0; i < 2; ++i) {
+        if (bias == 0)
+          out.sum[i] = out.scale * static_cast<float>(sums[i]);
+        else
+          out.bias_sum[i] = -bias * sums[i];
+      }
     }
   }
 }
@@ -241,39 +245,109 @@ void decode_values_q4_row(const uint8_t* codes, const uint16_t* scales, int32_t 
 
 // ---------------------------------------------------------------------------------------------------- dense products
 //
-// What      y[rows][16 P] = fma over k (w[k][16 P], x[row][k]), w in f32, f16 or bf16, widened in registers
+// What      y[rows][16 P] = fma over k (w[k][16 P], x[row][k]), w of any ElementType, widened in registers
 // Tile      R rows x P panels of sums in registers; w is loaded once per k, x broadcast from memory
 // Why       P * R independent sums hide the latency of the fused multiply-add: one row takes 4 panels at once
 // Bound     few rows: reading w. Many rows: fused multiply-adds (R per load of w)
 
-struct F32Elements {
-  using Element = float;
-  static Lanes read(const float* p) { return load(p); }
+// Elements: `panel` is their view of 16 P columns. read(k, p) gives the row k of panel p; start(k) is called for every
+// multiple of kBlock rows first.
+template <class T, Lanes (*widen)(const T*)>
+struct FloatElements {
+  const T* w;
+  int64_t stride;
+
+  static constexpr int32_t kBlock = INT32_MAX;
+  explicit FloatElements(const DenseProduct& d) : w(static_cast<const T*>(d.w)), stride(d.w_stride) {}
+  FloatElements panel(int32_t first) const { return {w + 16 * first, stride}; }
+  template <int P>
+  void start(int32_t) {}
+  Lanes read(int32_t k, int p) const { return widen(w + k * stride + 16 * p); }
+
+ private:
+  FloatElements(const T* w, int64_t stride) : w(w), stride(stride) {}
 };
-struct F16Elements {
-  using Element = uint16_t;
-  static Lanes read(const uint16_t* p) { return load_f16(p); }
+using F32Elements = FloatElements<float, load>;
+using F16Elements = FloatElements<uint16_t, load_f16>;
+using Bf16Elements = FloatElements<uint16_t, load_bf16>;
+
+// Rows of codes of 8 or 4 bits. 4 bits: row k of a block of 32 rows (keys) or column of a block of 32 columns (values)
+// is the low half of byte row (column) k % 16, or the high half.
+inline Lanes key_codes_q8(const uint8_t* w, int32_t k) { return load_i8(reinterpret_cast<const int8_t*>(w) + k * 64); }
+inline Lanes key_codes_q4(const uint8_t* w, int32_t k) {
+  return load_nibbles(w + (k / 32 * 16 + k % 16) * 64, k % 32 / 16 * 4) - splat(8.0f);
+}
+
+template <Lanes (*codes)(const uint8_t*, int32_t)>
+struct KeyElements {
+  const uint8_t* w;
+  const uint16_t* scales;
+  Lanes scale[4];
+
+  static constexpr int32_t kBlock = 32;
+  explicit KeyElements(const DenseProduct& d) : w(static_cast<const uint8_t*>(d.w)), scales(d.scales) {}
+  KeyElements panel(int32_t first) const {
+    KeyElements other = *this;
+    other.w += 16 * first;
+    other.scales += 16 * first;
+    return other;
+  }
+  template <int P>
+  void start(int32_t k) {
+    unroll<P>([&](auto p) V100_INLINE_LAMBDA { scale[p] = load_f16(scales + k / 32 * 64 + 16 * p); });
+  }
+  Lanes read(int32_t k, int p) const { return codes(w + 16 * p, k) * scale[p]; }
 };
-struct Bf16Elements {
-  using Element = uint16_t;
-  static Lanes read(const uint16_t* p) { return load_bf16(p); }
+
+inline Lanes value_codes_q8(const uint8_t* row, int32_t panel) {
+  return load_i8(reinterpret_cast<const int8_t*>(row) + 16 * panel);
+}
+inline Lanes value_codes_q4(const uint8_t* row, int32_t panel) {
+  return load_nibbles(row + panel / 2 * 16, panel % 2 * 4) - splat(8.0f);
+}
+
+template <Lanes (*codes)(const uint8_t*, int32_t)>
+struct ValueElements {
+  const uint8_t* w;
+  const uint16_t* scales;
+  int64_t stride, blocks;  // bytes of codes and number of scales of a row
+  int32_t first = 0;
+
+  static constexpr int32_t kBlock = INT32_MAX;
+  explicit ValueElements(const DenseProduct& d)
+      : w(static_cast<const uint8_t*>(d.w)), scales(d.scales), stride(d.w_stride), blocks(d.panels / 2) {}
+  ValueElements panel(int32_t panel) const {
+    ValueElements other = *this;
+    other.first = panel;
+    return other;
+  }
+  template <int P>
+  void start(int32_t) {}
+  Lanes read(int32_t k, int p) const {
+    return codes(w + k * stride, first + p) * splat_f16(scales[k * blocks + (first + p) / 2]);
+  }
 };
 
 template <class Elements, int P, int R>
-void dense_tile(const typename Elements::Element* __restrict w, int64_t w_stride, const float* __restrict x,
-                int64_t x_stride, float* __restrict y, int64_t y_stride, int32_t n_k, bool accumulate) {
+void dense_tile(Elements w, const float* __restrict x, int64_t x_stride, float* __restrict y, int64_t y_stride,
+                int32_t n_k, bool accumulate) {
   Lanes sums[R][P];
   unroll<R>([&](auto r) V100_INLINE_LAMBDA {
     unroll<P>([&](auto p)
                   V100_INLINE_LAMBDA { sums[r][p] = accumulate ? load(y + r * y_stride + 16 * p) : splat(0.0f); });
   });
-  for (int32_t k = 0; k < n_k; ++k, w += w_stride) {
-    Lanes weights[P];
-    unroll<P>([&](auto p) V100_INLINE_LAMBDA { weights[p] = Elements::read(w + 16 * p); });
-    unroll<R>([&](auto r) V100_INLINE_LAMBDA {
-      const Lanes value = splat(x[r * x_stride + k]);
-      unroll<P>([&](auto p) V100_INLINE_LAMBDA { sums[r][p] = fma(weights[p], value, sums[r][p]); });
-    });
+  for (int32_t block = 0; block < n_k;) {
+    w.template start<P>(block);
+    const int32_t end = n_k - block > Elements::kBlock ? block + Elements::kBlock : n_k;
+    for (int32_t k = block; k < end; ++k) {
+      Lanes weights[P];
+      unroll<P>([&](auto p) V100_INLINE_LAMBDA { weights[p] = w.read(k, p); });
+      unroll<R>([&](auto r) V100_INLINE_LAMBDA {
+        const Lanes value = splat(x[r * x_stride + k]);
+        unroll<P>([&](auto p) V100_INLINE_LAMBDA { sums[r][p] = fma(weights[p], value, sums[r][p]); });
+      });
+    }
+    block = end;
   }
   unroll<R>([&](auto r) V100_INLINE_LAMBDA {
     unroll<P>([&](auto p) V100_INLINE_LAMBDA { store(y + r * y_stride + 16 * p, sums[r][p]); });
@@ -282,21 +356,18 @@ void dense_tile(const typename Elements::Element* __restrict w, int64_t w_stride
 
 template <class Elements, int R>
 void dense_rows(const DenseProduct& d, int32_t first_row) {
-  const auto* w = static_cast<const typename Elements::Element*>(d.w);
+  const Elements w(d);
   const float* x = d.x + first_row * d.x_stride;
   float* y = d.y + first_row * d.y_stride;
   int32_t panel = 0;
   if constexpr (4 * R <= kDenseSums)
     for (; panel + 4 <= d.panels; panel += 4)
-      dense_tile<Elements, 4, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k,
-                                 d.accumulate);
+      dense_tile<Elements, 4, R>(w.panel(panel), x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k, d.accumulate);
   if constexpr (2 * R <= kDenseSums)
     for (; panel + 2 <= d.panels; panel += 2)
-      dense_tile<Elements, 2, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k,
-                                 d.accumulate);
+      dense_tile<Elements, 2, R>(w.panel(panel), x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k, d.accumulate);
   for (; panel < d.panels; ++panel)
-    dense_tile<Elements, 1, R>(w + 16 * panel, d.w_stride, x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k,
-                               d.accumulate);
+    dense_tile<Elements, 1, R>(w.panel(panel), x, d.x_stride, y + 16 * panel, d.y_stride, d.n_k, d.accumulate);
 }
 
 template <class Elements>
@@ -339,6 +410,10 @@ constexpr Kernels float_kernels(const char* name) {
   k.dense_dot[static_cast<int>(ElementType::f32)] = dense_product<F32Elements>;
   k.dense_dot[static_cast<int>(ElementType::f16)] = dense_product<F16Elements>;
   k.dense_dot[static_cast<int>(ElementType::bf16)] = dense_product<Bf16Elements>;
+  k.dense_dot[static_cast<int>(ElementType::q8_0_keys)] = dense_product<KeyElements<key_codes_q8>>;
+  k.dense_dot[static_cast<int>(ElementType::q4_0_keys)] = dense_product<KeyElements<key_codes_q4>>;
+  k.dense_dot[static_cast<int>(ElementType::q8_0_values)] = dense_product<ValueElements<value_codes_q8>>;
+  k.dense_dot[static_cast<int>(ElementType::q4_0_values)] = dense_product<ValueElements<value_codes_q4>>;
   k.add = add_rows;
   k.add_scaled = add_scaled_rows;
   k.scale = scale_rows;

@@ -12,13 +12,16 @@
 
 namespace v100::cpu {
 
-enum class ElementType : int32_t { f32, f16, bf16 };
-inline constexpr int32_t kElementTypes = 3;
+// What a dense product reads. The quantised ones are parts of a KV page (kv_page.h): codes with their scales apart, widened
+// in registers. Keys: 64 columns, scales [k / 32][64]. Values: scales [k][columns / 32].
+enum class ElementType : int32_t { f32, f16, bf16, q8_0_keys, q4_0_keys, q8_0_values, q4_0_values };
+inline constexpr int32_t kElementTypes = 7;
 
 // Operands of a dense product y[rows][16 * panels] = fma over k ascending (w[k][column], x[row][k], y). Strides in
 // elements. y is read first when accumulate, else starts at 0. All 16 * panels columns of w and y exist.
 struct DenseProduct {
-  const void* w;  // [n_k, w_stride]
+  const void* w;                     // [n_k, w_stride]
+  const uint16_t* scales = nullptr;  // of quantised elements
   int64_t w_stride;
   const float* x;  // [rows, x_stride]
   int64_t x_stride;
@@ -30,29 +33,25 @@ struct DenseProduct {
   bool accumulate;
 };
 
-// Integer dot products of quantised panels.
+// Integer dot products of quantised panels. Few rows unpack the codes in registers (dot); more rows share blocks that
+// are expanded in memory first, as does any number of rows of a kind without `dot`.
 struct QuantKernels {
-  int32_t tile_rows;  // most rows of a product
-  // y[row][16] = panel . tile, rows <= tile_rows.
+  int32_t dot_rows;   // most rows of dot
+  int32_t tile_rows;  // most rows of dot_expanded
+  // y[row][16] = panel . tile. nullptr for kinds that are always expanded.
   void (*dot[kPanelKinds])(const std::byte* panel, int32_t n_blocks, const ActivationBlock* tile, int32_t rows,
                            float* y, int64_t y_stride);
-};
-
-// Products of panels that are decoded to f32 in registers.
-struct CodedKernels {
-  int32_t rows;  // most rows of `dot`; 0: only `decode` is there
-  // y[row][16 * panels] = coded panels . x, panels <= 2, panel_bytes apart.
-  void (*dot[kCodedKinds])(const std::byte* panel, int64_t panel_bytes, int32_t panels, int32_t n_blocks,
-                           const float* x, int64_t x_stride, int32_t rows, float* y, int64_t y_stride);
-  // values[32 * n_blocks][16] of the blocks from first_block on: for more rows, which share the decoding.
-  void (*decode[kCodedKinds])(const std::byte* panel, int32_t first_block, int32_t n_blocks, float* values);
+  // first_block and n_blocks: multiples of 8, except at the end of the panel.
+  void (*expand[kPanelKinds])(const std::byte* panel, int32_t first_block, int32_t n_blocks, ExpandedBlock* blocks);
+  // The same as dot; y is read first when accumulate, else starts at 0.
+  void (*dot_expanded[kPanelKinds])(const ExpandedBlock* blocks, int32_t n_blocks, const ActivationBlock* tile,
+                                    int32_t rows, float* y, int64_t y_stride, bool accumulate);
 };
 
 struct Kernels {
   const char* name;
 
   const QuantKernels* quant;
-  const CodedKernels* coded;
 
   // Rows of a tile that dense_dot keeps in registers.
   int32_t dense_rows;
@@ -92,11 +91,9 @@ struct Kernels {
 
 // Each table is a file of its own, compiled with its instruction set's flags.
 extern const QuantKernels kGenericQuantKernels;
-extern const CodedKernels kGenericCodedKernels;
 extern const Kernels kGenericKernels;
 #if defined(__x86_64__)
 extern const QuantKernels kAvx2QuantKernels, kAvx512QuantKernels;
-extern const CodedKernels kAvx2CodedKernels, kAvx512CodedKernels;
 extern const Kernels kAvx2Kernels, kAvx512Kernels;
 #endif
 

@@ -10,7 +10,6 @@ namespace {
 constexpr Kernels all_kernels() {
   Kernels k = float_kernels("avx2");
   k.quant = &kAvx2QuantKernels;
-  k.coded = &kAvx2CodedKernels;
   return k;
 }
 

@@ -10,7 +10,6 @@ namespace {
 constexpr Kernels all_kernels() {
   Kernels k = float_kernels("avx512");
   k.quant = &kAvx512QuantKernels;
-  k.coded = &kAvx512CodedKernels;
   return k;
 }
 

@@ -10,7 +10,6 @@ namespace {
 constexpr Kernels all_kernels() {
   Kernels k = float_kernels("generic");
   k.quant = &kGenericQuantKernels;
-  k.coded = &kGenericCodedKernels;
   return k;
 }
 

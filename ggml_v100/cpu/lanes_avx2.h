@@ -147,43 +147,6 @@ inline void store_pairs(float* p, Lanes even, Lanes odd) {
   store_8_pairs(p + 16, even.high, odd.high);
 }
 
-// 64 bytes in turns of 4 values by 16 columns (panel.h).
-struct Codes {
-  __m256i low, high;
-};
-inline Codes load_codes(const std::byte* p) {
-  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
-}
-// Shifts move bits across bytes of 16-bit words: mask afterwards.
-inline Codes shift_right(Codes a, int bits) {
-  const __m128i count = _mm_cvtsi32_si128(bits);
-  return {_mm256_srl_epi16(a.low, count), _mm256_srl_epi16(a.high, count)};
-}
-inline Codes shift_left(Codes a, int bits) {
-  const __m128i count = _mm_cvtsi32_si128(bits);
-  return {_mm256_sll_epi16(a.low, count), _mm256_sll_epi16(a.high, count)};
-}
-inline Codes masked(Codes a, int mask) {
-  const __m256i bits = _mm256_set1_epi8(static_cast<char>(mask));
-  return {_mm256_and_si256(a.low, bits), _mm256_and_si256(a.high, bits)};
-}
-inline Codes either(Codes a, Codes b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
-inline Codes minus(Codes a, int b) {
-  const __m256i bytes = _mm256_set1_epi8(static_cast<char>(b));
-  return {_mm256_sub_epi8(a.low, bytes), _mm256_sub_epi8(a.high, bytes)};
-}
-inline Codes lookup(Codes indices, const int8_t* table) {  // indices and table of 16
-  const __m256i both = _mm256_broadcastsi128_si256(load_128(table));
-  return {_mm256_shuffle_epi8(both, indices.low), _mm256_shuffle_epi8(both, indices.high)};
-}
-// Value t of each turn, signed.
-template <int t>
-inline Lanes turn_to_f32(Codes a) {
-  return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(a.low, 24 - 8 * t), 24)),
-          _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(a.high, 24 - 8 * t), 24))};
-}
-
 }  // namespace
 
 }  // namespace v100::cpu

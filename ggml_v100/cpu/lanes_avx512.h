@@ -118,27 +118,6 @@ inline void store_pairs(float* p, Lanes even, Lanes odd) {
   _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(even.v, _mm512_add_epi32(low, _mm512_set1_epi32(8)), odd.v));
 }
 
-// 64 bytes in turns of 4 values by 16 columns (panel.h).
-struct Codes {
-  __m512i v;
-};
-inline Codes load_codes(const std::byte* p) { return {_mm512_loadu_si512(p)}; }
-// Shifts move bits across bytes of 16-bit words: mask afterwards.
-inline Codes shift_right(Codes a, int bits) { return {_mm512_srl_epi16(a.v, _mm_cvtsi32_si128(bits))}; }
-inline Codes shift_left(Codes a, int bits) { return {_mm512_sll_epi16(a.v, _mm_cvtsi32_si128(bits))}; }
-inline Codes masked(Codes a, int mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))}; }
-inline Codes either(Codes a, Codes b) { return {_mm512_or_si512(a.v, b.v)}; }
-inline Codes minus(Codes a, int b) { return {_mm512_sub_epi8(a.v, _mm512_set1_epi8(static_cast<char>(b)))}; }
-inline Codes lookup(Codes indices, const int8_t* table) {  // indices and table of 16
-  return {
-      _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), indices.v)};
-}
-// Value t of each turn, signed.
-template <int t>
-inline Lanes turn_to_f32(Codes a) {
-  return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(a.v, 24 - 8 * t), 24))};
-}
-
 }  // namespace
 
 }  // namespace v100::cpu

@@ -168,43 +168,6 @@ inline void store_pairs(float* p, const Lanes& even, const Lanes& odd) {
   for (int i = 0; i < 16; ++i) p[2 * i] = even.v[i], p[2 * i + 1] = odd.v[i];
 }
 
-// 64 bytes in turns of 4 values by 16 columns (panel.h).
-struct Codes {
-  uint8_t v[64];
-};
-template <class F>
-inline Codes each_code(F&& f) {
-  Codes y;
-  for (int i = 0; i < 64; ++i) y.v[i] = static_cast<uint8_t>(f(i));
-  return y;
-}
-inline Codes load_codes(const std::byte* p) {
-  return each_code([=](int i) { return p[i]; });
-}
-inline Codes shift_right(const Codes& a, int bits) {
-  return each_code([&](int i) { return a.v[i] >> bits; });
-}
-inline Codes shift_left(const Codes& a, int bits) {
-  return each_code([&](int i) { return a.v[i] << bits; });
-}
-inline Codes masked(const Codes& a, int mask) {
-  return each_code([&](int i) { return a.v[i] & mask; });
-}
-inline Codes either(const Codes& a, const Codes& b) {
-  return each_code([&](int i) { return a.v[i] | b.v[i]; });
-}
-inline Codes minus(const Codes& a, int b) {
-  return each_code([&](int i) { return a.v[i] - b; });
-}
-inline Codes lookup(const Codes& indices, const int8_t* table) {  // indices and table of 16
-  return each_code([&](int i) { return table[indices.v[i]]; });
-}
-// Value t of each turn, signed.
-template <int t>
-inline Lanes turn_to_f32(const Codes& a) {
-  return each([&](int i) { return static_cast<float>(static_cast<int8_t>(a.v[4 * i + t])); });
-}
-
 }  // namespace
 
 }  // namespace v100::cpu

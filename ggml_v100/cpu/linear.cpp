@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "quants/decode.h"
 
 namespace v100::cpu {
 
@@ -18,9 +17,9 @@ constexpr int64_t kLeastUnitBytes = 8 << 10;   // a unit costs ~0.1 us to take; 
 constexpr int64_t kMostUnitBytes = 256 << 10;  // fits L2 beside a tile of activations
 constexpr int32_t kUnitsPerThread = 4;
 constexpr int64_t kParallelValues = 16 << 10;  // fewer values than this are rounded by the calling thread
-constexpr int32_t kDecodedValues = 256;        // per step of form rows: the largest block
-constexpr int32_t kDecodedRows = 96;           // rows that share a decoded chunk
-constexpr int32_t kScratchRows = 16;           // at least every tile height
+constexpr int32_t kChunkBlocks = 16;           // expanded at a time: 12 KiB, in L1 beside a tile's activations
+constexpr int32_t kSharedRows = 96;            // rows that share an expanded chunk; their activations stay in L2
+constexpr int32_t kScratchValues = 96 * 16;    // of a unit: shared rows of a panel, or a dense tile of four panels
 
 // Rows [0, rows) in `count` tiles of nearly equal height.
 struct Tiles {
@@ -31,29 +30,15 @@ struct Tiles {
 
 const PackedWeight& packed(const Linear& layer) { return static_cast<const PackedWeight&>(*layer.weight); }
 
-// The input rounded for the kinds in use: set i serves the kinds whose bias is kBiases[i]. Kinds without bias take any
-// set.
+// The input rounded for the kinds of panels in use. Kinds of equal bias and group share a set.
 class RoundedInput {
  public:
   RoundedInput(Tensor x, std::span<const LinearJob> jobs, const Kernels& kernels, Arena& arena, ThreadPool& pool)
       : tiles_(x.rows, kernels.quant->tile_rows), blocks_(x.features / kBlockValues) {
-    bool any = false;
-    std::array<bool, kPanelKinds> wanted{};
     for (const LinearJob& job : jobs)
       for (const Linear* layer : {job.layer, job.up})
-        if (layer != nullptr && packed(*layer).form() == PackedWeight::Form::panels) {
-          wanted[static_cast<size_t>(packed(*layer).kind())] = any = true;
-        }
-    if (!any) return;
-    for (int32_t k = 0; k < kPanelKinds; ++k)
-      if (wanted[static_cast<size_t>(k)] && kPanelFormats[k].bias != 0) round(k, x, kernels, arena, pool);
-    const ActivationBlock* shared = nullptr;
-    for (const ActivationBlock* set : sets_) shared = set != nullptr ? set : shared;
-    for (int32_t k = 0; k < kPanelKinds; ++k)
-      if (wanted[static_cast<size_t>(k)] && kPanelFormats[k].bias == 0) {
-        if (shared == nullptr) shared = round(k, x, kernels, arena, pool);
-        sets_[static_cast<size_t>(k)] = shared;
-      }
+        if (layer != nullptr && packed(*layer).form() == PackedWeight::Form::panels)
+          add(packed(*layer).kind(), x, kernels, arena, pool);
   }
 
   const Tiles& tiles() const { return tiles_; }
@@ -63,13 +48,21 @@ class RoundedInput {
   }
 
  private:
-  const ActivationBlock* round(int32_t kind, Tensor x, const Kernels& kernels, Arena& arena, ThreadPool& pool) {
+  void add(PanelKind kind, Tensor x, const Kernels& kernels, Arena& arena, ThreadPool& pool) {
+    const ActivationBlock*& set = sets_[static_cast<size_t>(kind)];
+    for (size_t k = 0; k < kPanelKinds && set == nullptr; ++k)
+      if (kPanelFormats[k].bias == panel_format(kind).bias && kPanelFormats[k].group == panel_format(kind).group)
+        set = sets_[k];
+    if (set == nullptr) set = round(kind, x, kernels, arena, pool);
+  }
+
+  const ActivationBlock* round(PanelKind kind, Tensor x, const Kernels& kernels, Arena& arena, ThreadPool& pool) const {
     const size_t count = static_cast<size_t>(x.rows) * static_cast<size_t>(blocks_);
     auto* set = reinterpret_cast<ActivationBlock*>(arena.take(count * sizeof(ActivationBlock)));
     const auto round_tiles = [&](int64_t begin, int64_t end) {
       for (auto t = static_cast<int32_t>(begin); t < end; ++t) {
         const int32_t row = tiles_.begin(t);
-        kernels.quantize(x.row(row), x.features, tiles_.begin(t + 1) - row, blocks_, static_cast<PanelKind>(kind),
+        kernels.quantize(x.row(row), x.features, tiles_.begin(t + 1) - row, blocks_, kind,
                          set + int64_t{row} * blocks_);
       }
     };
@@ -77,7 +70,6 @@ class RoundedInput {
       round_tiles(0, tiles_.count);
     else
       pool.parallel_for(tiles_.count, 1, round_tiles);
-    sets_[static_cast<size_t>(kind)] = set;
     return set;
   }
 
@@ -110,16 +102,17 @@ void finish_unit(const LinearJob& job, int32_t row, int32_t rows, int32_t column
                  Product&& product) {
   const int32_t columns = std::min(width, job.y.features - column);
   float* y = job.y.row(row) + column;
-  if (columns == width && job.up == nullptr) {
+  // Many rows of y lie apart by a multiple of 4 KiB, as a rule: sums that are read again would fight for few sets of L1.
+  if (columns == width && job.up == nullptr && rows <= kernels.quant->dot_rows) {
     product(*job.layer, y, static_cast<int64_t>(job.y.features));
     if (job.layer->bias) add_bias(job.layer->bias, column, columns, y, rows, job.y.features);
     return;
   }
-  alignas(64) float first[kScratchRows * kGroupColumns];
+  alignas(64) float first[kScratchValues];
   product(*job.layer, first, int64_t{width});
   add_bias(job.layer->bias, column, columns, first, rows, width);
   if (job.up != nullptr) {
-    alignas(64) float second[kScratchRows * kGroupColumns];
+    alignas(64) float second[kScratchValues];
     product(*job.up, second, int64_t{width});
     add_bias(job.up->bias, column, columns, second, rows, width);
     const auto combine = job.activation == Activation::silu ? kernels.silu_mul : kernels.gelu_mul;
@@ -128,16 +121,37 @@ void finish_unit(const LinearJob& job, int32_t row, int32_t rows, int32_t column
   copy_columns(first, width, rows, columns, y, job.y.features);
 }
 
+// One panel by the rows of some tiles: few rows unpack its codes in registers, more share chunks expanded in L1.
+void multiply_panel(const Context& c, const PackedWeight& w, int32_t panel, RowRange tiles, float* y, int64_t stride) {
+  const QuantKernels& quant = *c.kernels.quant;
+  const auto kind = static_cast<int32_t>(w.kind());
+  const Tiles& all = c.rounded.tiles();
+  const int32_t first_row = all.begin(tiles.begin), rows = all.begin(tiles.end) - first_row;
+  const int32_t blocks = c.rounded.blocks();
+  if (rows <= quant.dot_rows && quant.dot[kind] != nullptr)
+    return quant.dot[kind](w.panel(panel), blocks, c.rounded.tile(w.kind(), tiles.begin), rows, y, stride);
+  alignas(64) ExpandedBlock chunk[kChunkBlocks];
+  for (int32_t first = 0; first < blocks; first += kChunkBlocks) {
+    const int32_t count = std::min(kChunkBlocks, blocks - first);
+    quant.expand[kind](w.panel(panel), first, count, chunk);
+    for (int32_t t = tiles.begin; t < tiles.end; ++t) {
+      const int32_t row = all.begin(t), height = all.begin(t + 1) - row;
+      quant.dot_expanded[kind](chunk, count, c.rounded.tile(w.kind(), t) + int64_t{first} * height, height,
+                               y + (row - first_row) * stride, stride, first > 0);
+    }
+  }
+}
+
 void run_panels(const Context& c, const LinearJob& job, RowRange units, RowRange tiles) {
   const Tiles& all = c.rounded.tiles();
-  for (int32_t t = tiles.begin; t < tiles.end; ++t) {
-    const int32_t row = all.begin(t), rows = all.begin(t + 1) - row;
+  const int32_t step = kSharedRows / c.kernels.quant->tile_rows;
+  for (int32_t t = tiles.begin; t < tiles.end; t += step) {
+    const RowRange shared{t, std::min(t + step, tiles.end)};
+    const int32_t row = all.begin(shared.begin), rows = all.begin(shared.end) - row;
     for (int32_t p = units.begin; p < units.end; ++p)
       finish_unit(job, row, rows, p * kPanelColumns, kPanelColumns, c.kernels,
                   [&](const Linear& layer, float* target, int64_t stride) {
-                    const PackedWeight& w = packed(layer);
-                    c.kernels.quant->dot[static_cast<int32_t>(w.kind())](
-                        w.panel(p), c.rounded.blocks(), c.rounded.tile(w.kind(), t), rows, target, stride);
+                    multiply_panel(c, packed(layer), p, shared, target, stride);
                   });
   }
 }
@@ -165,94 +179,6 @@ void run_dense(const Context& c, const LinearJob& job, RowRange units, RowRange 
   }
 }
 
-// Few rows: two panels at a time, decoded in registers.
-void run_coded(const Context& c, const LinearJob& job, RowRange units, RowRange tiles, const Tiles& all) {
-  for (int32_t t = tiles.begin; t < tiles.end; ++t) {
-    const int32_t row = all.begin(t), rows = all.begin(t + 1) - row;
-    for (int32_t p = units.begin; p < units.end; p += 2) {
-      const int32_t panels = std::min(2, units.end - p);
-      finish_unit(job, row, rows, p * kPanelColumns, panels * kPanelColumns, c.kernels,
-                  [&](const Linear& layer, float* target, int64_t stride) {
-                    const PackedWeight& w = packed(layer);
-                    c.kernels.coded->dot[static_cast<int32_t>(w.coded())](w.panel(p), w.unit_bytes(), panels,
-                                                                          w.in_features / kBlockValues, c.x.row(row),
-                                                                          c.x.features, rows, target, stride);
-                  });
-    }
-  }
-}
-
-// Values [k, k + count) of a panel to chunk [count][16].
-void decode_chunk(const Context& c, const PackedWeight& w, int32_t panel, int32_t k, int32_t count, float* chunk) {
-  if (w.form() == PackedWeight::Form::coded) {
-    c.kernels.coded->decode[static_cast<int32_t>(w.coded())](w.panel(panel), k / kBlockValues, count / kBlockValues,
-                                                             chunk);
-    return;
-  }
-  const QuantTraits& t = traits(w.type);
-  const int32_t columns = std::min(kPanelColumns, w.out_features - panel * kPanelColumns);
-  for (int32_t column = 0; column < columns; ++column) {
-    float values[kDecodedValues];
-    decode(w.type, w.row(panel * kPanelColumns + column) + row_bytes(t, k), values, count);
-    for (int32_t i = 0; i < count; ++i) chunk[i * kPanelColumns + column] = values[i];
-  }
-}
-
-// One panel of form rows or coded: decodes a chunk of k and adds its products for all rows [row, row + rows).
-void multiply_rows(const Context& c, const PackedWeight& w, int32_t panel, int32_t row, int32_t rows, float* y) {
-  alignas(64) float chunk[kDecodedValues * kPanelColumns];
-  std::fill(std::begin(chunk), std::end(chunk), 0.0f);  // columns past the last stay zero
-  const int32_t block = traits(w.type).block_values, step = kDecodedValues / block * block;
-  for (int32_t k = 0; k < w.in_features; k += step) {
-    const int32_t count = std::min(step, w.in_features - k);
-    decode_chunk(c, w, panel, k, count, chunk);
-    c.kernels.dense_dot[static_cast<int32_t>(ElementType::f32)]({.w = chunk,
-                                                                 .w_stride = kPanelColumns,
-                                                                 .x = c.x.row(row) + k,
-                                                                 .x_stride = c.x.features,
-                                                                 .y = y,
-                                                                 .y_stride = kPanelColumns,
-                                                                 .n_k = count,
-                                                                 .rows = rows,
-                                                                 .panels = 1,
-                                                                 .accumulate = k > 0});
-  }
-}
-
-void run_rows(const Context& c, const LinearJob& job, RowRange units, RowRange tiles, const Tiles& all) {
-  for (int32_t t = tiles.begin; t < tiles.end; ++t) {
-    const int32_t row = all.begin(t), rows = all.begin(t + 1) - row;
-    for (int32_t p = units.begin; p < units.end; ++p) {
-      const int32_t column = p * kPanelColumns, columns = std::min(kPanelColumns, job.y.features - column);
-      alignas(64) float first[kDecodedRows * kPanelColumns];
-      multiply_rows(c, packed(*job.layer), p, row, rows, first);
-      add_bias(job.layer->bias, column, columns, first, rows, kPanelColumns);
-      if (job.up != nullptr) {
-        alignas(64) float second[kDecodedRows * kPanelColumns];
-        multiply_rows(c, packed(*job.up), p, row, rows, second);
-        add_bias(job.up->bias, column, columns, second, rows, kPanelColumns);
-        const auto combine = job.activation == Activation::silu ? c.kernels.silu_mul : c.kernels.gelu_mul;
-        combine(first, second, first, int64_t{rows} * kPanelColumns);
-      }
-      copy_columns(first, kPanelColumns, rows, columns, job.y.row(row) + column, job.y.features);
-    }
-  }
-}
-
-int32_t tile_height(const PackedWeight& w, int32_t rows, const Kernels& kernels) {
-  switch (w.form()) {
-    case PackedWeight::Form::panels:
-      return kernels.quant->tile_rows;
-    case PackedWeight::Form::coded:
-      return rows <= kernels.coded->rows ? kernels.coded->rows : kDecodedRows;
-    case PackedWeight::Form::dense:
-      return kernels.dense_rows;
-    case PackedWeight::Form::rows:
-      break;
-  }
-  return kDecodedRows;
-}
-
 // How one job is cut: `column_chunks` ranges of units by `row_chunks` ranges of tiles.
 struct Cut {
   Tiles tiles;
@@ -262,7 +188,7 @@ struct Cut {
 
 Cut cut_job(const LinearJob& job, Tensor x, int64_t all_bytes, const Kernels& kernels, int32_t threads) {
   const PackedWeight& w = packed(*job.layer);
-  const int32_t height = tile_height(w, x.rows, kernels);
+  const int32_t height = w.form() == PackedWeight::Form::panels ? kernels.quant->tile_rows : kernels.dense_rows;
   Cut cut{Tiles(x.rows, height), 1, 1};
   if (threads == 1 && all_bytes <= kMostUnitBytes) return cut;
   const int64_t unit_bytes = w.unit_bytes() * (job.up != nullptr ? 2 : 1);
@@ -288,11 +214,6 @@ void run_unit(const Context& c, const LinearJob& job, const Cut& cut, int32_t in
       return run_panels(c, job, units, tiles);
     case PackedWeight::Form::dense:
       return run_dense(c, job, units, tiles, cut.tiles);
-    case PackedWeight::Form::coded:
-      return c.x.rows <= c.kernels.coded->rows ? run_coded(c, job, units, tiles, cut.tiles)
-                                               : run_rows(c, job, units, tiles, cut.tiles);
-    case PackedWeight::Form::rows:
-      return run_rows(c, job, units, tiles, cut.tiles);
   }
 }
 

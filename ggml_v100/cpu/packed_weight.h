@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include "cpu/kernels.h"
 #include "cpu/weight_memory.h"
@@ -10,18 +9,11 @@
 
 namespace v100::cpu {
 
-// The panel kind of a type with an integer path, nullopt for other types.
-std::optional<PanelKind> panel_kind(QuantType type);
-// The coded kind of a type that is decoded in registers, nullopt for other types.
-std::optional<CodedKind> coded_kind(QuantType type);
-
 class PackedWeight final : public LinearWeight {
  public:
   enum class Form {
     panels,  // quantised panels of 16 columns, integer dot products (panel.h)
-    coded,   // quantised panels of 16 columns, decoded while multiplying
     dense,   // groups of 64 columns of f32, f16 or bf16
-    rows,    // rows as in the file, decoded chunk by chunk while multiplying
   };
 
   PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, ThreadPool& pool,
@@ -30,7 +22,6 @@ class PackedWeight final : public LinearWeight {
 
   Form form() const { return form_; }
   PanelKind kind() const { return kind_; }          // form panels
-  CodedKind coded() const { return coded_; }        // form coded
   ElementType element() const { return element_; }  // form dense
 
   // Units in which output columns are shared out: panels of 16 columns, or groups of 64 for form dense.
@@ -42,7 +33,6 @@ class PackedWeight final : public LinearWeight {
   // Group of up to four panels, [in_features][16 * group_panels(index)].
   const std::byte* group(int32_t index) const { return data_.get() + index * unit_bytes_; }
   int32_t group_panels(int32_t index) const;
-  const std::byte* row(int32_t index) const { return data_.get() + index * row_bytes_; }
 
  private:
   void allocate(size_t bytes, WeightMemory& memory);
@@ -51,11 +41,9 @@ class PackedWeight final : public LinearWeight {
 
   Form form_;
   PanelKind kind_ = PanelKind::q8_0;
-  CodedKind coded_ = CodedKind::q2_K;
   ElementType element_ = ElementType::f32;
   int32_t unit_columns_ = kPanelColumns;
   int64_t unit_bytes_ = 0;
-  int64_t row_bytes_ = 0;  // of a row in the file
   size_t bytes_ = 0;
   std::shared_ptr<std::byte> data_;
 };

@@ -85,7 +85,10 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
   kv_ = Buffer(static_cast<size_t>(memory_.n_pages()) * page_bytes_);
   for (size_t layer = 0; layer < kv_shapes_.size(); ++layer)
     kv_layers_.push_back({kv_.data() + layer_offset_[layer], page_bytes_, kv_shapes_[layer]});
-  ops_ = model_->backend().create_ops(std::max(n_threads_, n_threads_batch_));
+  ThreadSettings threads = params.threads;
+  threads.count = std::max(n_threads_, n_threads_batch_);
+  ops_ = model_->backend().create_ops(threads);
+  if (params.collect_importance) ops_ = observe_inputs(std::move(ops_), importance_);
 }
 
 Engine::~Engine() = default;
@@ -281,6 +284,11 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
 void Engine::clear(int32_t sequence) {
   const std::lock_guard lock(mutex_);
   memory_.clear(sequence);
+}
+
+InputStatistics Engine::importance() const {
+  const std::lock_guard lock(mutex_);
+  return importance_;
 }
 
 }  // namespace v100

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "engine/loaded_model.h"
 #include "memory/paged_memory.h"
+#include "ops/observed.h"
 #include "sampling/sampler.h"
 #include "tensor/buffer.h"
 
@@ -29,8 +30,10 @@ struct EngineParams {
   int32_t n_ubatch;         // rows of one forward pass
   int32_t n_threads;        // 0 = all cores
   int32_t n_threads_batch;  // 0 = n_threads
+  ThreadSettings threads;   // processors, priority and patience; the count is the larger of the two above
   std::string type_k, type_v;
   RopeSettings rope;
+  bool collect_importance;  // sum up the inputs of linear weights, see importance()
 };
 
 // Append tokens to a sequence, then, with a sampler, draw the next token from the last row.
@@ -88,6 +91,9 @@ class Engine {
   std::vector<std::byte> save_sequence(int32_t sequence) const;
   void load_sequence(int32_t sequence, std::span<const std::byte> state);
 
+  // Of all passes so far; empty unless collect_importance was set. A call that failed midway may have left its part.
+  InputStatistics importance() const;
+
  private:
   struct Row {  // one token to compute
     int32_t token;
@@ -113,6 +119,7 @@ class Engine {
   PagedMemory memory_;
   std::vector<RopeAngles> ropes_;
   std::vector<RopeTableBuffer> rope_tables_;  // one for each
+  InputStatistics importance_;                // written by ops_
   std::unique_ptr<Ops> ops_;
   std::vector<float> logits_;
   int32_t logits_rows_ = 0;

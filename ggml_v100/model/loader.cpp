@@ -89,6 +89,7 @@ Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, i
   Linear linear;
   linear.weight =
       backend_.pack_linear(tensor.type, in_features, out_features, file_->data(tensor).data() + offset, pool_);
+  if (first == 0) linear.name = name + ".weight";
   linear.bias = optional_vector(bias_name + ".bias", out_features);
   if (first + out_features == all_rows) file_->release(tensor);
   return linear;
@@ -100,6 +101,7 @@ ExpertLinear WeightLoader::expert_linear(const std::string& name, int32_t in_fea
   const std::byte* rows = file_->data(tensor).data();
   const int64_t matrix_bytes = out_features * row_bytes(traits(tensor.type), in_features);
   ExpertLinear linear;
+  linear.name = name + ".weight";
   for (int32_t e = 0; e < experts; ++e)
     linear.experts.push_back(
         backend_.pack_linear(tensor.type, in_features, out_features, rows + e * matrix_bytes, pool_));

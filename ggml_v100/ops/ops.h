@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/thread_settings.h"
 #include "ops/kv.h"
 #include "quants/types.h"
 #include "tensor/tensor.h"
@@ -54,12 +55,14 @@ struct EmbeddingTable {
 
 struct Linear {  // y = W x + bias
   std::shared_ptr<const LinearWeight> weight;
-  VectorWeight bias;  // [out_features], or empty
+  VectorWeight bias;   // [out_features], or empty
+  std::string name{};  // of the tensor in the file; empty for the further parts of a fused one
 };
 
 // One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x.
 struct ExpertLinear {
   std::vector<std::shared_ptr<const LinearWeight>> experts;
+  std::string name;  // of the stack in the file
 };
 
 // Which experts the rows of a ubatch go to: slot r * used + j is the choice j of row r. In the arena, like a tensor.
@@ -122,15 +125,20 @@ class Ops {
 
   // y [rows, out] = W x (+ bias added last).
   //
-  // Block-quantised types with an integer path (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q6_K): each 32 values of x become int8
-  // p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x| is not finite, with scale dx = max|x| / 127 and
-  // S = dx * sum p_i.
-  // A group is 32 values of a row (16 for Q6_K; the activation block stays 32). y starts at 0; per group, in order of k:
+  // Quantised types: each 32 values of x become int8 p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x|
+  // is not finite, with scale dx = max|x| / 127. A group is 32 values of a row, 16 for the types marked *; the activation
+  // block stays 32. y starts at 0; per group, in order of k:
   //   y = fma(scale * dx, float(sum q_i * p_i), y)   and, for types with a minimum,   y = fma(minimum, Sg, y)
-  // with exact integer sums. (scale, minimum, q) per type:
+  // with exact integer sums and Sg = dx * float(sum p_i) of the group. (scale, minimum, q) per type:
   //   Q8_0 (d, -, q)   Q4_0 (d, -, q - 8)   Q5_0 (d, -, q - 16)   Q4_1, Q5_1 (d, m, q)
-  //   Q4_K (d * sc, -(dmin * mn), q)   Q6_K (d * sc, -, q - 32).     Sg is S of the group's block.
-  // All other types: W decoded to f32; y starts at 0; y = fma(w_k, x_k, y) for ascending k with unrounded x.
+  //   Q2_K* (d * sc, -(dmin * mn), q)   Q3_K* (d * (sc - 32), -, q - 4)   Q4_K, Q5_K (d * sc, -(dmin * mn), q)
+  //   Q6_K* (d * sc, -, q - 32)   IQ4_NL (d, -, level)   IQ4_XS (d * (sc - 32), -, level)
+  //   MXFP4, NVFP4* (half the block's or group's scale, -, twice the E2M1 value)
+  //   Q1_0 (d, -, 1 or -1)   Q2_0, TQ1_0, TQ2_0 (d, -, q - 1)   With s' = d * (2 s + 1) and codebook values G:
+  //   IQ2_XXS, IQ2_XS*, IQ2_S* (s' * 1/8, -, +-G)   IQ3_XXS (s' * 1/4, -, +-G)   IQ3_S (s', -, +-G)
+  //   IQ1_S, IQ1_M* (s' * 1/8, -, 8 G + 1 or 8 G - 1)
+  // F32, F16, BF16, F64 (and Q8_1, Q8_K, which files do not use for weights): W decoded to f32; y starts at 0;
+  // y = fma(w_k, x_k, y) for ascending k with unrounded x.
   virtual Tensor linear(Tensor x, const Linear& w) = 0;
   // Several weights of the same input; outputs[i] = linear(x, *weights[i]).
   virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;
@@ -186,8 +194,7 @@ class Ops {
   // Threads for the following operations, 1..n given at creation.
   virtual void set_threads(int32_t n_threads) = 0;
 
- protected:
-  friend class Scope;
+  // The stack of tensors, for Scope.
   virtual size_t arena_mark() const = 0;
   virtual void arena_release(size_t mark) = 0;
 };
@@ -203,8 +210,8 @@ class Backend {
                                                           const std::byte* rows, ThreadPool& pool) const = 0;
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
-  // n_threads: the most that set_threads may ask for.
-  virtual std::unique_ptr<Ops> create_ops(int32_t n_threads) const = 0;
+  // threads.count is the most that set_threads may ask for. Throws InvalidArgument for settings the system refuses.
+  virtual std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const = 0;
 };
 
 }  // namespace v100

@@ -53,14 +53,14 @@ float dot_integer(const IntegerRows& w, int64_t n, int32_t in_features, const Qu
     const size_t block = static_cast<size_t>(g * w.group / 32);
     const size_t group = static_cast<size_t>(n * groups + g);
     y = std::fma(w.scales[group] * x.scale[block], static_cast<float>(sum), y);
-    if (!w.minimums.empty()) y = std::fma(w.minimums[group], x.sum[block], y);
+    if (!w.minimums.empty()) y = std::fma(w.minimums[group], x.sum[static_cast<size_t>(g)], y);
   }
   return y;
 }
 
 class ReferenceOps final : public Ops {
  public:
-  explicit ReferenceOps(int32_t n_threads) : pool_(n_threads) {}
+  explicit ReferenceOps(const ThreadSettings& threads) : pool_(threads) {}
 
   Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
 
@@ -240,7 +240,7 @@ class ReferenceOps final : public Ops {
  private:
   static void linear_row(const float* x, const ReferenceWeight& w, const VectorWeight& bias, float* y) {
     const bool integer = has_integer_path(w.type);
-    const QuantizedRow quantized = integer ? quantize_row(x, w.in_features) : QuantizedRow{};
+    const QuantizedRow quantized = integer ? quantize_row(x, w.in_features, w.integer.group) : QuantizedRow{};
     for (int32_t n = 0; n < w.out_features; ++n) {
       float sum = 0;
       if (integer) {
@@ -318,8 +318,8 @@ class ReferenceBackend final : public Backend {
     return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(int32_t n_threads) const override {
-    return std::make_unique<ReferenceOps>(n_threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
+    return std::make_unique<ReferenceOps>(threads);
   }
 };
 

@@ -13,7 +13,7 @@ namespace v100 {
 // Types whose linear layers use integer dot products (ops/ops.h, linear).
 bool has_integer_path(QuantType type);
 
-// Weights as y = sum over groups of scale * q . p + minimum * S.
+// Weights as y = sum over groups of scale * q . p + minimum * Sg.
 struct IntegerRows {
   int32_t group = 32;           // values per scale
   std::vector<int8_t> codes;    // [out, in]
@@ -26,11 +26,11 @@ IntegerRows unpack_integer_rows(QuantType type, const std::byte* rows, int32_t i
 struct QuantizedRow {
   std::vector<int8_t> codes;  // [features]
   std::vector<float> scale;   // dx [features / 32]
-  std::vector<float> sum;     // S [features / 32]
+  std::vector<float> sum;     // Sg [features / group]
 };
 
-// features is a multiple of 32.
-QuantizedRow quantize_row(const float* x, int32_t features);
+// features is a multiple of 32, group is 32 or 16.
+QuantizedRow quantize_row(const float* x, int32_t features, int32_t group);
 
 // One head's key or value in the GGUF encoding of the type.
 void encode_kv(QuantType type, const float* values, std::byte* encoded, int32_t features);

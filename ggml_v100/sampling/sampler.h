@@ -76,4 +76,7 @@ struct LogProbabilities {
 };
 LogProbabilities log_probabilities(std::span<const float> logits, int32_t token, int32_t n_top);
 
+// ln sum exp(logits), to be taken from each logit for its log-probability. Errors as above.
+double log_sum_exp(std::span<const float> logits);
+
 }  // namespace v100

@@ -8,7 +8,7 @@ Files given by URL lie under the host and path of their URL.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -59,15 +59,48 @@ class ModelCache:
         folders = [path for path in self._repository(repo).glob("snapshots/*") if path.is_dir()]
         return sorted(folders, key=lambda path: (path.name == latest, path.stat().st_mtime_ns), reverse=True)
 
-    def models(self) -> Iterator[str]:
-        """`USER/MODEL:QUANT` of each complete model of a repository, then the files of URLs."""
+    def models(self) -> dict[str, Path]:
+        """`USER/MODEL:QUANT` of each complete model of a repository, then the files of URLs; the file to load of each.
+
+        Of several revisions the one seen last counts.
+        """
+        found: dict[str, Path] = {}
         for folder in sorted(self.repositories.glob("models--*--*")):
             repo = folder.name.removeprefix("models--").replace("--", "/", 1)
-            names = {path for snapshot in self.snapshots(repo) for path in _complete_models(snapshot)}
-            yield from sorted({f"{repo}:{quant_of(path) or path}" for path in names})
-        for path in _complete_models(self.urls):
-            if not path.startswith("models--"):
-                yield path
+            files: dict[str, Path] = {}
+            for snapshot in self.snapshots(repo):
+                for path in _complete_models(snapshot):
+                    files.setdefault(_model_name(repo, path), snapshot / path)
+            found.update(sorted(files.items()))
+        found.update(
+            (path, self.urls / path) for path in _complete_models(self.urls) if not path.startswith("models--")
+        )
+        return found
+
+    def remove(self, name: str) -> None:
+        """Delete a model of a repository, `USER/MODEL:QUANT`: its files, and their bytes unless another file has them.
+
+        KeyError when there is none.
+        """
+        repo = name.partition(":")[0]
+        files = {
+            snapshot / shard
+            for snapshot in self.snapshots(repo)
+            for path in _complete_models(snapshot)
+            if _model_name(repo, path) == name
+            for shard in shards_of(path)
+        }
+        if not files:
+            raise KeyError(name)
+        blobs = {file.resolve() for file in files}
+        for file in files:
+            file.unlink()
+        folder = self._repository(repo).resolve()
+        needed = {path.resolve() for path in folder.glob("snapshots/**/*")}
+        for blob in blobs - needed:
+            if blob.parent == folder / "blobs":
+                for path in (blob, blob.with_name(f".{blob.name}.json"), blob.with_name(f".{blob.name}.lock")):
+                    path.unlink(missing_ok=True)
 
     def _repository(self, repo: str) -> Path:
         return self.repositories / f"models--{repo.replace('/', '--')}"
@@ -94,6 +127,10 @@ def cache_list(environ: Mapping[str, str]) -> str:
     models = list(model_cache(environ).models())
     lines = [f"{number:4}. {name}" for number, name in enumerate(models, 1)]
     return "\n".join([f"number of models in cache: {len(models)}", *lines])
+
+
+def _model_name(repo: str, path: str) -> str:
+    return f"{repo}:{quant_of(path) or path}"
 
 
 def _complete_models(folder: Path) -> list[str]:

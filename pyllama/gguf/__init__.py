@@ -7,7 +7,7 @@ lives here.
 from pyllama._engine import GgufFile, KeyValue, TensorInfo, type_traits
 
 from .reader import PIECE_BYTES, TensorReader
-from .split_set import SET_ID, open_parts, split_id, without_split_keys
+from .split_set import SET_ID, check_parts, open_parts, split_id, without_split_keys
 from .splits import SplitName, shard_path, split_name
 from .writer import GgufWriter, TensorSpec, encoded_header, encoded_scalar, entry_offsets, file_bytes, with_key
 
@@ -21,6 +21,7 @@ __all__ = [
     "TensorInfo",
     "TensorReader",
     "TensorSpec",
+    "check_parts",
     "encoded_header",
     "encoded_scalar",
     "entry_offsets",

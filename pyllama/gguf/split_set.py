@@ -57,6 +57,13 @@ def open_parts(path: Path) -> list[tuple[Path, GgufFile]]:
     return parts
 
 
+def check_parts(path: Path) -> None:
+    """What loading a model asks first. Raises `GgufError` as `open_parts` does; a file that is not split passes."""
+    if split_name(path) is not None:
+        for _, part in open_parts(path):
+            part.close()
+
+
 def _check_keys(path: Path, index: int, part: GgufFile, first: GgufFile) -> None:
     expected = {"split.no": index} | {
         key: first.metadata.get(key) for key in ("split.count", "split.tensors.count", SET_ID)

@@ -32,6 +32,8 @@ GROUPS = (
     ("multimodal", "Images, audio, video"),
     ("speculative", "Speculative decoding"),
     ("router", "Several models"),
+    ("scoring", "llama-perplexity and llama-imatrix"),
+    ("tokenize", "llama-tokenize"),
     ("preset", "Presets and keys of preset files"),
     ("bench", "llama-bench"),
 )

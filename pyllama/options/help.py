@@ -9,7 +9,7 @@ SECTIONS = (
     ("common params", ("common",)),
     ("sampling params", ("sampling",)),
     ("speculative params", ("speculative",)),
-    ("example-specific params", ("server", "cli", "multimodal", "router", "preset")),
+    ("example-specific params", ("server", "cli", "scoring", "tokenize", "multimodal", "router", "preset")),
 )
 
 BENCH_SECTIONS = (("options", ("bench",)),)
@@ -29,7 +29,8 @@ def help_text(tool: str) -> str:
         )
     for title, groups in sections:
         rows = [option_text(option) for option in options if option.group in groups]
-        blocks.append(f"----- {title} -----\n\n" + "\n".join(rows))
+        if rows:
+            blocks.append(f"----- {title} -----\n\n" + "\n".join(rows))
     return "\n\n".join(blocks)
 
 

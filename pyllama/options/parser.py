@@ -15,11 +15,11 @@ from . import help as help_pages
 from .errors import Information, OptionError
 from .sampling import NOT_BUILT
 from .sources import Assignment, Source, default_config_files, from_config_file, from_environment
-from .table import Option, gone_options, options_of
+from .table import TOOLS, Option, gone_options, options_of
 from .values import FILE_READERS, TRUE_WORDS, parse_bool, parse_value, process_escapes, unknown_samplers
 from .version import version_text
 
-TOOLS_WITH_SOURCES = ("llama-server", "llama-cli")
+TOOLS_WITH_SOURCES = tuple(tool for tool in TOOLS if tool != "llama-bench")
 """Programs that read config files and environment variables; llama-bench takes its command line only."""
 
 ESCAPED_DESTS = ("prompt", "reverse_prompt", "dry_sequence_breaker")
@@ -86,7 +86,7 @@ def parse(
     table = options_of(tool)
     state = _State(table)
     # The command line is looked at first, so that -h works whatever the environment holds.
-    from_command_line = list(_from_command_line(tool, table, argv))
+    from_command_line = list(command_line_assignments(tool, argv))
     for assignment in from_command_line:
         _answer_information(tool, assignment.option, environ)
     if tool in TOOLS_WITH_SOURCES:
@@ -100,9 +100,10 @@ def parse(
     return state.finish(tool)
 
 
-def _from_command_line(tool: str, table: Sequence[Option], argv: Sequence[str]) -> Iterator[Assignment]:
+def command_line_assignments(tool: str, argv: Sequence[str]) -> Iterator[Assignment]:
+    """What a command line says, option by option, with the values still as text. Raises `OptionError`."""
     known: dict[str, tuple[Option, bool]] = {}
-    for option in table:
+    for option in options_of(tool):
         if option.command_line:
             known.update(dict.fromkeys(option.names, (option, False)))
             known.update(dict.fromkeys(option.negated, (option, True)))

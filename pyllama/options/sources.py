@@ -36,6 +36,9 @@ class Assignment:
     negated: bool = False
 
 
+HEAD, EVERY = " ", "*"
+"""Sections of a file: the part before any section, and the one that is about every model."""
+
 SYSTEM_CONFIG = Path("/etc/llama.cpp/config.ini")
 
 
@@ -59,23 +62,30 @@ def from_environment(options: Sequence[Option], environ: Mapping[str, str]) -> I
             yield Assignment(option, Source.ENVIRONMENT, option.negated_env, "true", negated=True)
 
 
+def read_ini(path: Path, *, strict: bool = False) -> dict[str, dict[str, str]]:
+    """Keys and values by section; `HEAD` is the part before any section. Keys keep their case: -C and -c differ.
+
+    strict: a section or key that is there twice is an error. Raises OSError, UnicodeDecodeError or configparser.Error.
+    """
+    parser = configparser.RawConfigParser(strict=strict, delimiters=("=",), default_section="\0")
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(f"[{HEAD}]\n" + path.read_text(encoding="utf-8"), source=str(path))
+    return {section: dict(parser.items(section)) for section in parser.sections()}
+
+
 def from_config_file(options: Sequence[Option], path: Path, notices: list[str]) -> Iterator[Assignment]:
     """Keys of the part without a section and of `[*]`. Unknown keys go to `notices`. An absent file gives nothing."""
     try:
-        text = path.read_text(encoding="utf-8")
+        sections = read_ini(path)
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"error: cannot read config file {path}: {error}") from None
-    notices.append(f"using config file: {path}")
-    parser = configparser.RawConfigParser(strict=False, delimiters=("=",), default_section="\0")
-    parser.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case: -C and -c differ
-    try:
-        parser.read_string("[*]\n" + text, source=str(path))
     except configparser.Error as error:
         raise OptionError(f"error: config file {path}: {' '.join(str(error).split())}") from None
-    names = _config_names(options)
-    for key, value in parser.items("*"):
+    notices.append(f"using config file: {path}")
+    names = config_names(options)
+    for key, value in {**sections[HEAD], **sections.get(EVERY, {})}.items():
         if key == "version":
             continue
         found = names.get(key) or names.get(key.replace("_", "-"))
@@ -86,7 +96,8 @@ def from_config_file(options: Sequence[Option], path: Path, notices: list[str]) 
         yield Assignment(option, Source.CONFIG_FILE, f"{path}: {key}", value, negated)
 
 
-def _config_names(options: Sequence[Option]) -> dict[str, tuple[Option, bool]]:
+def config_names(options: Sequence[Option]) -> dict[str, tuple[Option, bool]]:
+    """What a key of a file may be called -> the option, and whether it is the `no-` form."""
     names: dict[str, tuple[Option, bool]] = {}
     for option in options:
         names.update({name.lstrip("-"): (option, False) for name in option.names})

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-TOOLS = ("llama-server", "llama-cli", "llama-bench")
+SCORING_TOOLS = ("llama-perplexity", "llama-imatrix")
+"""Programs that have the common options of llama-cli without being named in the rows."""
+
+TOOLS = ("llama-server", "llama-cli", "llama-bench", *SCORING_TOOLS, "llama-tokenize")
 
 STATUSES = ("implemented", "accepted", "planned", "deprecated", "removed")
 """implemented: has its effect. accepted: any value is fine, none has an effect (`reason` says why; the user is told if
@@ -19,10 +22,11 @@ removed: an error that names the replacement."""
 class Option:
     """One row.
 
-    neutral: the values that change nothing: plain values, or `{"at_most": x}` / `{"at_least": x}`; the default is
-    always among them, and None stands for every value. supported: the part of `choices` that works today.
-    refuse: single values that are not allowed, with the reason. into: the dest that takes the contents of a file.
-    empty_word: the text that stands for an empty list.
+    neutral: the values that change nothing: plain values, `{"at_most": x}`, `{"at_least": x}`, or `"only_first"` for
+    lists that are zero after their first number; the default is always among them, and None stands for every value.
+    supported: the part of `choices` that works today. refuse: single values that are not allowed, with the reason.
+    into: the dest that takes the contents of a file. empty_word: the text that stands for an empty list. per_tool: what
+    differs, by program or "program, program".
     """
 
     names: tuple[str, ...]
@@ -79,6 +83,8 @@ def _matches(rule: Any, value: Any) -> bool:
     if isinstance(rule, Mapping):
         ((relation, bound),) = rule.items()
         return bool(value <= bound if relation == "at_most" else value >= bound)
+    if rule == "only_first":
+        return not any(value[1:])
     return bool(rule == value) and isinstance(rule, bool) == isinstance(value, bool)
 
 
@@ -93,6 +99,8 @@ def _option(row: Mapping[str, Any]) -> Option:
     values = {key: _frozen(value) for key, value in row.items()}
     if values.get("neutral") == "any":
         values["neutral"] = None
+    if values["group"] == "common" and "llama-cli" in values["tools"]:
+        values["tools"] += SCORING_TOOLS
     return Option(**values)
 
 
@@ -118,7 +126,10 @@ def options_of(tool: str) -> tuple[Option, ...]:
     for option in all_options():
         if tool not in option.tools:
             continue
-        own = {key: _frozen(value) for key, value in option.per_tool.get(tool, {}).items()}
+        own: dict[str, Any] = {}
+        for programs, differences in option.per_tool.items():
+            if tool in programs.split(", "):
+                own.update({key: _frozen(value) for key, value in differences.items()})
         if own.get("neutral") == "any":
             own["neutral"] = None
         rows.append(replace(option, **own) if own else option)

@@ -19,6 +19,8 @@ AUTO_WORDS = ("auto", "-1")
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 UINT32_MAX = 2**32 - 1
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
 _INTEGER = re.compile(r"\s*([+-]?\d+)")
 _FLOAT = re.compile(r"\s*([+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|inf(?:inity)?|nan))", re.IGNORECASE)
@@ -84,6 +86,13 @@ def _integer(text: str) -> int:
     return int(match[1])
 
 
+def _int32(text: str) -> int:
+    value = _integer(text)
+    if not INT32_MIN <= value <= INT32_MAX:
+        raise ValueError(f"{value} is out of the range of a 32-bit integer")
+    return value
+
+
 def _checked(option: Option, value: Any) -> Any:
     if option.choices and value not in option.choices:
         raise ValueError(f"expected one of {', '.join(map(str, option.choices))}, found {value}")
@@ -97,10 +106,7 @@ def _checked(option: Option, value: Any) -> Any:
 
 
 def _int(option: Option, text: str) -> int:
-    value = _integer(text)
-    if not INT32_MIN <= value <= INT32_MAX:
-        raise ValueError(f"{value} is out of the range of a 32-bit integer")
-    return int(_checked(option, value))
+    return int(_checked(option, _int32(text)))
 
 
 def _uint32(option: Option, text: str) -> int:
@@ -119,6 +125,8 @@ def _float(option: Option, text: str) -> float:
         value = max(value, 0.0)
     if not math.isfinite(value):
         raise ValueError(f"must be finite, found {text.strip()}")
+    if abs(value) > FLOAT32_MAX:
+        raise ValueError(f"{text.strip()} is out of the range of a 32-bit float")
     if option.dest == "repeat_penalty" and (value <= 0.0 or not math.isfinite(1.0 / value)):
         raise ValueError(f"must be greater than 0, found {value:g}")
     return float(_checked(option, value))
@@ -155,10 +163,9 @@ def _layers(option: Option, text: str) -> str:
         return "auto"
     if text in ("all", "-2"):
         return "all"
-    try:
-        return str(_integer(text))
-    except ValueError:
-        raise ValueError(f"expected a number of layers, auto or all, found '{text}'") from None
+    if _INTEGER.match(text) is None:
+        raise ValueError(f"expected a number of layers, auto or all, found '{text}'")
+    return str(_int32(text))
 
 
 def _list(option: Option, text: str) -> tuple[str, ...]:
@@ -223,7 +230,10 @@ def parse_override(item: str) -> tuple[str, int | float | bool | str]:
     if not (key and equals and colon):
         raise ValueError(f"expected key=type:value, found '{item}'")
     if kind == "int":
-        return key, _integer(value)
+        number = _integer(value)
+        if not INT64_MIN <= number <= INT64_MAX:
+            raise ValueError(f"{key}: {number} is out of the range of a 64-bit integer")
+        return key, number
     if kind == "float":
         match = _FLOAT.match(value)
         if match is None:
@@ -240,11 +250,11 @@ def parse_override(item: str) -> tuple[str, int | float | bool | str]:
 
 def _pair(option: Option, text: str) -> tuple[int, int]:
     first, last = text.split()
-    return _integer(first), _integer(last)
+    return _int32(first), _int32(last)
 
 
 def _int_list(option: Option, text: str) -> tuple[int, ...]:
-    return tuple(_integer(item) for item in split_csv(text))
+    return tuple(_int32(item) for item in split_csv(text))
 
 
 def _float_list(option: Option, text: str) -> tuple[float, ...]:
@@ -285,7 +295,7 @@ def _int_pairs(option: Option, text: str) -> tuple[tuple[int, int], ...]:
     parts = text.split(",")
     if len(parts) != 2:
         raise ValueError(f"expected two numbers, as in 512,128, found '{text}'")
-    pair = (_integer(parts[0]), _integer(parts[1]))
+    pair = (_int32(parts[0]), _int32(parts[1]))
     if min(pair) < 1:
         raise ValueError(f"both numbers must be at least 1, found '{text}'")
     return (pair,)

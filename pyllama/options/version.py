@@ -20,6 +20,12 @@ def build_info() -> tuple[int, str]:
     return int(facts.get("build_number", 0)), str(facts.get("commit", "unknown"))
 
 
+def build_label() -> str:
+    """Number and commit as the server tells them: `b1234-abcdef0`."""
+    number, commit = build_info()
+    return f"b{number}-{commit}"
+
+
 def compiler() -> str:
     """Compiler of the native module, where it tells."""
     return str(_native_facts().get("compiler", "unknown compiler"))

@@ -51,7 +51,14 @@ def run_all(
     """Measure `tests` in order and print each result as it comes. `native` is the module `pyllama._engine`."""
     for printer in printers:
         printer.header()
-    with Runner(native, repetitions=options.repetitions, warmup=not options.no_warmup, progress=progress) as runner:
+    with Runner(
+        native,
+        repetitions=options.repetitions,
+        warmup=not options.no_warmup,
+        numa=options.numa,
+        priority=options.prio,
+        progress=progress,
+    ) as runner:
         for index, test in enumerate(tests):
             if options.delay and index:
                 time.sleep(options.delay)

@@ -8,16 +8,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from statistics import mean, stdev
 from types import TracebackType
 from typing import Any, TextIO
 
 from pyllama.errors import InvalidArgument
+from pyllama.thread_placement import thread_cpus
 
 from .bench_matrix import BenchTest
 
 PAGE = 256
 TOKEN_SEED = 1
+NO_MASK = ("0x0", "0")  # how llama-bench spells "any processor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,19 @@ def _deviation(samples: Sequence[float]) -> float:
 class Runner:
     """Measures tests one after the other. Keeps the last model loaded, as neighbours usually share it."""
 
-    def __init__(self, native: Any, *, repetitions: int, warmup: bool, progress: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        native: Any,
+        *,
+        repetitions: int,
+        warmup: bool,
+        numa: str | None = None,
+        priority: int = 0,
+        progress: TextIO | None = None,
+    ) -> None:
         self._native = native
+        self._numa = numa
+        self._priority = priority
         self._repetitions = repetitions
         self._warmup = warmup
         self._progress = progress
@@ -99,6 +113,13 @@ class Runner:
             n_threads_batch=test.parameters["threads"],
             type_k=test.parameters["cache_type_k"],
             type_v=test.parameters["cache_type_v"],
+            thread_cpus=thread_cpus(
+                mask="" if test.parameters["cpu_mask"] in NO_MASK else test.parameters["cpu_mask"],
+                strict=bool(test.parameters["cpu_strict"]),
+                numa=self._numa,
+            ),
+            thread_priority=self._priority,
+            thread_poll=test.parameters["poll"],
         )
         try:
             return self._measure(engine, model, test, label)
@@ -134,6 +155,9 @@ class Runner:
     def _load(self, path: str, n_threads: int) -> Any:
         if self._model_path != path:
             self._close_model()
+            from pyllama.gguf.split_set import check_parts
+
+            check_parts(Path(path))
             self._model = self._native.Model(path, n_threads=n_threads)
             self._model_path = path
         return self._model

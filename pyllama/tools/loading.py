@@ -6,6 +6,7 @@ from typing import Any
 
 from pyllama.download.model_options import choose_model
 from pyllama.options import Options
+from pyllama.thread_placement import engine_thread_options
 
 
 def load_llama(options: Options) -> Any:
@@ -37,6 +38,7 @@ def load_llama(options: Options) -> Any:
         yarn_beta_slow=options.yarn_beta_slow,
         chat_format=options.chat_template or None,
         verbose=False,
+        **engine_thread_options(options),
     )
 
 

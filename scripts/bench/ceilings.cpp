@@ -1,7 +1,7 @@
 // What this machine can do at most: prints one JSON object with the rate of reading memory (GB/s) and of int8 dot
 // products (Gop/s, a multiplication and an addition count as two). Usage: ceilings N_THREADS
 //
-// Compile with -O3 -march=native -pthread. Figures are medians of 7.
+// For x86-64 with AVX-512 VNNI; compile with -O3 -march=native -std=c++20 -pthread. Figures are medians of 5.
 #include <immintrin.h>
 #include <sys/mman.h>
 
@@ -40,42 +40,38 @@ double timed(int n_threads, Body&& body) {
 }
 
 template <class Measure>
-double median_of_7(Measure&& measure) {
-  std::vector<double> rates(7);
+double median_of_5(Measure&& measure) {
+  std::vector<double> rates(5);
   for (double& rate : rates) rate = measure();
-  std::ranges::nth_element(rates, rates.begin() + 3);
-  return rates[3];
+  std::ranges::nth_element(rates, rates.begin() + 2);
+  return rates[2];
 }
 
 volatile int64_t sink;
 
-// Two streams per thread, eight 32-byte loads in flight: the best of the layouts tried on several machines.
+// One stream per thread, four 64-byte loads a round, asked for 2 KiB ahead: the best of the layouts tried.
 double read_rate(const std::byte* memory, size_t bytes, int n_threads) {
-  const size_t part = bytes / static_cast<size_t>(2 * n_threads) / 128 * 128;
+  const size_t part = bytes / static_cast<size_t>(n_threads) / 256 * 256;
   const double seconds = timed(n_threads, [&](int t) {
-    const auto* a = reinterpret_cast<const __m256i*>(memory + static_cast<size_t>(2 * t) * part);
-    const auto* b = reinterpret_cast<const __m256i*>(memory + static_cast<size_t>(2 * t + 1) * part);
-    __m256i s0 = _mm256_setzero_si256(), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
-    for (size_t i = 0; i < part / 32; i += 4) {
-      s0 = _mm256_xor_si256(s0, _mm256_load_si256(a + i));
-      s1 = _mm256_xor_si256(s1, _mm256_load_si256(a + i + 1));
-      s2 = _mm256_xor_si256(s2, _mm256_load_si256(a + i + 2));
-      s3 = _mm256_xor_si256(s3, _mm256_load_si256(a + i + 3));
-      s4 = _mm256_xor_si256(s4, _mm256_load_si256(b + i));
-      s5 = _mm256_xor_si256(s5, _mm256_load_si256(b + i + 1));
-      s6 = _mm256_xor_si256(s6, _mm256_load_si256(b + i + 2));
-      s7 = _mm256_xor_si256(s7, _mm256_load_si256(b + i + 3));
+    const std::byte* p = memory + static_cast<size_t>(t) * part;
+    __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+    for (const std::byte* end = p + part; p < end; p += 256) {
+      for (int line = 0; line < 256; line += 64)
+        _mm_prefetch(reinterpret_cast<const char*>(p) + 2048 + line, _MM_HINT_T0);
+      a = _mm512_xor_si512(a, _mm512_load_si512(p));
+      b = _mm512_xor_si512(b, _mm512_load_si512(p + 64));
+      c = _mm512_xor_si512(c, _mm512_load_si512(p + 128));
+      d = _mm512_xor_si512(d, _mm512_load_si512(p + 192));
     }
-    s0 = _mm256_xor_si256(_mm256_xor_si256(_mm256_xor_si256(s0, s1), _mm256_xor_si256(s2, s3)),
-                          _mm256_xor_si256(_mm256_xor_si256(s4, s5), _mm256_xor_si256(s6, s7)));
-    sink = sink + _mm256_extract_epi64(s0, 0);
+    alignas(64) int64_t sum[8];
+    _mm512_store_si512(sum, _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d)));
+    sink = sink + sum[0];
   });
-  return static_cast<double>(part) * 2 * n_threads / seconds / 1e9;
+  return static_cast<double>(part) * n_threads / seconds / 1e9;
 }
 
-#ifdef __AVX512VNNI__
 double dot_rate(int n_threads) {
-  constexpr int64_t kRounds = 20'000'000;
+  constexpr int64_t kRounds = 8'000'000;
   const double seconds = timed(n_threads, [](int) {
     __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a, e = a, f = a, g = a, h = a;
     const __m512i x = _mm512_set1_epi8(3);
@@ -88,9 +84,6 @@ double dot_rate(int n_threads) {
   });
   return static_cast<double>(kRounds) * 8 * 64 * 2 * n_threads / seconds / 1e9;
 }
-#else
-double dot_rate(int) { return 0; }
-#endif
 
 }  // namespace
 
@@ -102,7 +95,7 @@ int main(int argc, char** argv) {
   madvise(memory, kBytes, MADV_HUGEPAGE);
   auto* bytes = static_cast<std::byte*>(memory);
   std::fill(bytes, bytes + kBytes, std::byte{1});
-  const double read = median_of_7([&] { return read_rate(bytes, kBytes, n_threads); });
-  const double dot = median_of_7([&] { return dot_rate(n_threads); });
+  const double read = median_of_5([&] { return read_rate(bytes, kBytes, n_threads); });
+  const double dot = median_of_5([&] { return dot_rate(n_threads); });
   std::printf("{\"threads\": %d, \"read_gb_s\": %.1f, \"int8_dot_gop_s\": %.0f}\n", n_threads, read, dot);
 }

@@ -10,6 +10,9 @@ minimum, median and maximum, the ratio of medians, and the least and the geometr
 
 The peer is the `xllamacpp` wheel (its server's `timings`; no depth, f16 KV only) or, with `--peer-bench`, the program
 `llama-bench` of a llama.cpp built for this machine, which is faster. Only one side computes at a time.
+
+`--ceilings PROGRAM` (ceilings.cpp beside this file) measures the machine's limits in every repetition and adds what our
+side reaches of them: reading each weight once per generated token, and the multiplications of the prompt as int8 dots.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -31,6 +34,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.llama_cpp_peer import LlamaCppPeer  # needs the path set above
 from pyllama._engine import Engine, Model, backend_info
+from pyllama.gguf import TensorReader
 
 Rates = tuple[float, float]  # tokens per second of prompt and generation
 
@@ -121,6 +125,32 @@ def bench_peer(program: Path) -> Callable[[Case, Test], object]:
     return peer
 
 
+class Ceilings:
+    """The machine's limits in every repetition, and the work of a model to hold against them."""
+
+    def __init__(self, program: Path, case: Case) -> None:
+        self._command = [str(program), str(case.n_threads)]
+        with TensorReader(case.path) as reader:
+            matrices = [tensor for tensor in reader.tensors if len(tensor.shape) == 2]
+        has_output = any(tensor.name == "output.weight" for tensor in matrices)
+        read = [tensor for tensor in matrices if not (has_output and tensor.name == "token_embd.weight")]
+        self._bytes_per_token = sum(tensor.n_bytes for tensor in read)
+        inner = [tensor for tensor in read if tensor.name.startswith("blk.")]
+        self._operations_per_token = 2 * sum(tensor.shape[0] * tensor.shape[1] for tensor in inner)
+        self._limits: list[tuple[float, float]] = []
+
+    def measure(self) -> None:
+        result = json.loads(subprocess.run(self._command, capture_output=True, text=True, check=True).stdout)
+        self._limits.append((result["int8_dot_gop_s"] * 1e9, result["read_gb_s"] * 1e9))
+
+    def fractions(self, rates: Sequence[float]) -> list[str]:
+        """Of the prompt's and the generation's median rate."""
+        dot, read = (statistics.median(column) for column in zip(*self._limits, strict=True))
+        prompt = rates[0] * self._operations_per_token / dot
+        generation = rates[1] * self._bytes_per_token / read
+        return [f"{prompt:.0%} of {dot / 1e9:.0f} Gop/s", f"{generation:.0%} of {read / 1e9:.1f} GB/s"]
+
+
 def spread(rates: list[float]) -> str:
     return f"{min(rates):.1f} / **{statistics.median(rates):.1f}** / {max(rates):.1f}"
 
@@ -139,23 +169,32 @@ def main() -> int:
     parser.add_argument("-ctk", "--kv-type", type=words, default=["f16"])
     parser.add_argument("-r", "--repetitions", type=int, default=5)
     parser.add_argument("--peer-bench", type=Path, help="llama-bench of a native build; default: the wheel's server")
+    parser.add_argument("--ceilings", type=Path, help="the compiled ceilings.cpp")
     arguments = parser.parse_args()
     peer_side = bench_peer(arguments.peer_bench) if arguments.peer_bench else wheel_peer
     test = Test(arguments.n_prompt, arguments.n_generate)
     print(f"isa {backend_info()['isa']}, {arguments.repetitions} alternating repetitions, tokens/s\n")
-    print("| model | threads | depth | KV | test | pyllama | llama.cpp | ratio |\n|---|---|---|---|---|---|---|---|")
+    print("| model | threads | depth | KV | test | pyllama | llama.cpp | ratio | of the ceiling |")
+    print("|---|---|---|---|---|---|---|---|---|")
     ratios = []
     for path, n_threads, depth, kv_type in product(
         arguments.models, map(int, arguments.threads), map(int, arguments.depth), arguments.kv_type
     ):
         case = Case(path, n_threads, depth, kv_type)
+        ceilings = Ceilings(arguments.ceilings, case) if arguments.ceilings else None
+        pairs = []
         with our_side(case, test) as ours, peer_side(case, test) as peers:
-            pairs = [(ours(), peers()) for _ in range(arguments.repetitions)]
+            for _ in range(arguments.repetitions):
+                pairs.append((ours(), peers()))
+                if ceilings:
+                    ceilings.measure()
+        medians = [[statistics.median(pair[side][i] for pair in pairs) for i in (0, 1)] for side in (0, 1)]
+        fractions = ceilings.fractions(medians[0]) if ceilings else ["", ""]
         for i, name in enumerate(test.names):
-            our_rates, peer_rates = ([pair[side][i] for pair in pairs] for side in (0, 1))
-            ratios.append(statistics.median(our_rates) / statistics.median(peer_rates))
+            ratios.append(medians[0][i] / medians[1][i])
+            rates = " | ".join(spread([pair[side][i] for pair in pairs]) for side in (0, 1))
             place = f"| {path.stem} | {n_threads} | {depth} | {kv_type} | {name} "
-            print(f"{place}| {spread(our_rates)} | {spread(peer_rates)} | {ratios[-1]:.2f} |", flush=True)
+            print(f"{place}| {rates} | {ratios[-1]:.2f} | {fractions[i]} |", flush=True)
     print(f"\nratio: least {min(ratios):.2f}, geometric mean {statistics.geometric_mean(ratios):.2f}")
     return 0
 

@@ -1,6 +1,6 @@
 """A row's logits have the same bits whatever is computed with it: neighbours, chunks, micro-batches, threads.
 
-Tiny models cover every weight type; SmolLM2 covers real widths. Whether the logits are right is test_logits_oracle's
+Tiny models cover the weight types; SmolLM2 covers real widths. Whether the logits are right is test_logits_oracle's
 subject.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 
@@ -17,7 +18,10 @@ from support.logits import assert_same_bits, position_logits
 from support.logprob_goldens import read_goldens
 from support.tiny_llama import write_tiny_llama
 
-WEIGHT_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q6_k", "q2_k", "q3_k", "q5_k")
+WEIGHT_TYPES = (
+    "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+    "iq4_nl", "iq4_xs", "mxfp4", "tq1_0", "tq2_0", "iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
+)  # fmt: skip
 CHUNKS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 32, 33, 63, 64)
 N_NEIGHBOURS = 7
 
@@ -28,7 +32,8 @@ def random_tokens(n_vocab: int, n_tokens: int, seed: int) -> list[int]:
 
 @pytest.fixture(scope="module", params=WEIGHT_TYPES)
 def tiny_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    width = 256 if request.param.endswith("_k") else 64
+    block_size, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[request.param.upper()]]
+    width = max(block_size, 64)
     path = tmp_path_factory.mktemp("invariance") / f"{request.param}.gguf"
     model = Model(write_tiny_llama(path, weight_type=request.param, n_embd=width, n_ff=2 * width))
     yield model

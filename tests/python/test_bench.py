@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sqlite3
 import statistics
 import time
@@ -50,10 +51,12 @@ class RecordingEngine:
 
     instances: list["RecordingEngine"]
 
-    def __init__(self, model, *, n_ctx, n_batch, n_ubatch, n_threads, n_threads_batch, type_k, type_v):
+    def __init__(self, model, *, n_ctx, n_batch, n_ubatch, n_threads, n_threads_batch, type_k, type_v, **placement):
         assert n_ubatch <= n_batch
         self.model, self.n_ctx, self.n_batch = model, n_ctx, n_batch
-        self.settings = SimpleNamespace(n_ubatch=n_ubatch, n_threads=n_threads, type_k=type_k, type_v=type_v)
+        self.settings = SimpleNamespace(
+            n_ubatch=n_ubatch, n_threads=n_threads, type_k=type_k, type_v=type_v, **placement
+        )
         self.length = 0
         self.calls: list[tuple[str, int]] = []
         self.first_tokens: list[int] = []
@@ -179,9 +182,19 @@ def test_prompts_begin_with_bos_where_the_vocabulary_asks_for_it(native):
 
 def test_parameters_reach_the_engine(native):
     argv = ["-p", "4", "-n", "0", "-b", "32", "-ub", "16", "-t", "2", "-ctk", "q8_0", "-ctv", "bf16"]
-    Runner(native, repetitions=1, warmup=False).measure(expanded(*argv)[0], label="")
+    cpu = min(os.sched_getaffinity(0))
+    argv += ["--poll", "7", "-C", f"{1 << cpu:x}", "--cpu-strict", "1"]
+    Runner(native, repetitions=1, warmup=False, priority=2).measure(expanded(*argv)[0], label="")
     settings = RecordingEngine.instances[0].settings
-    assert vars(settings) == {"n_ubatch": 16, "n_threads": 2, "type_k": "q8_0", "type_v": "bf16"}
+    assert vars(settings) == {
+        "n_ubatch": 16,
+        "n_threads": 2,
+        "type_k": "q8_0",
+        "type_v": "bf16",
+        "thread_cpus": [[cpu]],
+        "thread_priority": 2,
+        "thread_poll": 7,
+    }
 
 
 def test_a_model_is_loaded_once_and_closed(native, capsys):

@@ -311,6 +311,8 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["-ctk", "q5_1"],
         ["--load-mode", "mlock"],
         ["--device", "CUDA0"],
+        ["--tensor-split", "1,1"],
+        ["-ts", "0,1"],
         ["--embd-gemma-default"],
     ],
 )
@@ -337,6 +339,11 @@ def test_planned_features_stop_the_start_and_name_the_option(argv):
         ["--spec-type", "none"],
         ["--load-mode", "mmap"],
         ["--device", "none"],
+        ["--split-mode", "none"],
+        ["-sm", "row"],
+        ["--tensor-split", "1,0,0"],
+        ["-ts", "3"],
+        ["-mg", "0"],
         ["--no-mmproj"],
         ["-kvu"],
         ["--samplers", "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"],
@@ -349,7 +356,7 @@ def test_values_that_ask_for_nothing_are_accepted_silently(argv):
 
 
 @pytest.mark.parametrize(
-    "argv", [["-ngl", "99"], ["-fa", "off"], ["-sm", "row"], ["--threads-http", "4"], ["-dt", "0.1"]]
+    "argv", [["-ngl", "99"], ["-fa", "off"], ["-mg", "1"], ["--threads-http", "4"], ["-dt", "0.1"]]
 )
 def test_harmless_options_without_effect_are_accepted_with_one_line(argv):
     (notice,) = read(*argv).notices

@@ -85,7 +85,7 @@ def test_every_path_is_503_while_the_model_loads_then_health_is_ok(smollm2_path:
         (["-m", "missing.gguf"], "missing.gguf"),
         (["-m", "garbage.gguf"], "garbage.gguf"),
         (["--no-such-option"], "no-such-option"),
-        ([], "no model was given"),
+        (["--models-preset", "garbage.gguf"], "garbage.gguf"),
     ],
 )
 def test_a_start_that_fails_ends_with_exit_code_1_and_a_reason(

@@ -66,7 +66,7 @@ def byte_level_vocabulary() -> Vocabulary:
     return Vocabulary(tokens, [int(value) for value in types], [f"{left} {right}" for left, right in merges])
 
 
-# Byte offsets of the f16 scale and, where the type has one, the f16 minimum in a super-block; the second number of the
+# Byte offsets of the f16 scale and, where the type has one, the f16 minimum in a block; the second number of the
 # minimum is its ratio to the scale that centres random quants near zero. Everything else in the block may be any bits.
 _SUPER_BLOCK_SCALES: dict[str, tuple[int, tuple[int, float] | None]] = {
     "q2_k": (80, (82, 1.5)),
@@ -74,6 +74,14 @@ _SUPER_BLOCK_SCALES: dict[str, tuple[int, tuple[int, float] | None]] = {
     "q4_k": (0, (2, 7.5)),
     "q5_k": (0, (2, 15.5)),
     "q6_k": (208, None),
+    "iq1_s": (0, None),
+    "iq2_xxs": (0, None),
+    "iq2_xs": (0, None),
+    "iq2_s": (0, None),
+    "iq3_xxs": (0, None),
+    "iq3_s": (0, None),
+    "iq4_nl": (0, None),
+    "iq4_xs": (0, None),
 }
 
 

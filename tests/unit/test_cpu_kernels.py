@@ -32,6 +32,7 @@ SECTIONS = (
     "linear_extremes",
     "linear_combinations",
     "linear_real_sizes",
+    "linear_accuracy",
     "attention",
     "attention_unseen_keys",
     "experts",

@@ -24,6 +24,7 @@ std::vector<int32_t> half_fields(QuantType type) {
       return {64};
     case QuantType::MXFP4:
     case QuantType::NVFP4:
+    case QuantType::IQ1_M:  // in pieces
     case QuantType::F64:
       return {};
     default:
@@ -80,6 +81,15 @@ std::vector<std::byte> random_rows(QuantType type, int32_t features, int32_t row
               : codes == Codes::lowest ? lowest
                                        : highest;
     if (type == QuantType::MXFP4) at[0] = static_cast<std::byte>(118 + random() % 6);
+    if (type == QuantType::NVFP4 && scales == Scales::ordinary)  // else anything
+      for (int32_t i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(0x30 + random() % 24);
+    if (type == QuantType::IQ1_M) {  // the scale's bits are the top nibbles of four words
+      const uint16_t half = random_half(random, scales);
+      for (int32_t i = 0; i < 4; ++i) {
+        const int32_t rest = std::to_integer<int32_t>(at[49 + 2 * i]) & 15;
+        at[49 + 2 * i] = static_cast<std::byte>(rest | (half >> (4 * i) & 15) << 4);
+      }
+    }
     for (const int32_t offset : half_fields(type)) {
       const uint16_t half = random_half(random, scales);
       std::memcpy(at + offset, &half, 2);

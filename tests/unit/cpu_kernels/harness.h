@@ -22,8 +22,8 @@ struct Pair {
   explicit Pair(std::string_view instruction_set, int32_t threads)
       : fast(create_cpu_backend(instruction_set)),
         plain(create_reference_backend()),
-        fast_ops(fast->create_ops(threads)),
-        plain_ops(plain->create_ops(1)),
+        fast_ops(fast->create_ops({.count = threads})),
+        plain_ops(plain->create_ops({.count = 1})),
         pool(threads) {}
   std::unique_ptr<Backend> fast, plain;
   std::unique_ptr<Ops> fast_ops, plain_ops;
@@ -98,6 +98,7 @@ void test_linear_shapes(Pair& pair, Failures& failures);
 void test_linear_extremes(Pair& pair, Failures& failures);
 void test_linear_combinations(Pair& pair, Failures& failures);
 void test_linear_real_sizes(Pair& pair, Failures& failures);
+void test_linear_accuracy(Pair& pair, Failures& failures);
 void test_attention(Pair& pair, Failures& failures);
 void test_attention_unseen_keys(Pair& pair, Failures& failures);
 void test_experts(Pair& pair, Failures& failures);

@@ -1,17 +1,20 @@
 // Linear layers against the reference, bit for bit: all tails, extremes, combinations, and real sizes.
 #include <array>
+#include <cmath>
 
 #include "harness.h"
+#include "quants/decode.h"
 
 namespace v100::test {
 
 namespace {
 
-constexpr QuantType kIntegerTypes[] = {QuantType::Q8_0, QuantType::Q4_0, QuantType::Q4_1, QuantType::Q5_0,
-                                       QuantType::Q5_1, QuantType::Q4_K, QuantType::Q6_K};
-constexpr QuantType kFloatTypes[] = {QuantType::F32, QuantType::F16, QuantType::BF16};
-constexpr QuantType kDecodedTypes[] = {QuantType::Q2_K,   QuantType::Q3_K,  QuantType::Q5_K,  QuantType::IQ4_NL,
-                                       QuantType::IQ4_XS, QuantType::MXFP4, QuantType::TQ2_0, QuantType::F64};
+constexpr QuantType kTypes[] = {
+    QuantType::Q8_0,  QuantType::Q4_0,  QuantType::Q4_1,    QuantType::Q5_0,   QuantType::Q5_1,   QuantType::Q2_K,
+    QuantType::Q3_K,  QuantType::Q4_K,  QuantType::Q5_K,    QuantType::Q6_K,   QuantType::IQ4_NL, QuantType::IQ4_XS,
+    QuantType::MXFP4, QuantType::NVFP4, QuantType::Q1_0,    QuantType::Q2_0,   QuantType::TQ1_0,  QuantType::TQ2_0,
+    QuantType::IQ1_S, QuantType::IQ1_M, QuantType::IQ2_XXS, QuantType::IQ2_XS, QuantType::IQ2_S,  QuantType::IQ3_XXS,
+    QuantType::IQ3_S, QuantType::F32,   QuantType::F16,     QuantType::BF16,   QuantType::F64,    QuantType::Q8_1};
 
 std::string describe(QuantType type, int32_t k, int32_t n, int32_t m) {
   return std::string(traits(type).name) + " K=" + std::to_string(k) + " N=" + std::to_string(n) +
@@ -47,9 +50,7 @@ void check(Pair& pair, Failures& failures, QuantType type, int32_t k, int32_t n,
 
 template <class Body>
 void for_all_types(Body&& body) {
-  for (const QuantType type : kIntegerTypes) body(type);
-  for (const QuantType type : kFloatTypes) body(type);
-  for (const QuantType type : kDecodedTypes) body(type);
+  for (const QuantType type : kTypes) body(type);
 }
 
 }  // namespace
@@ -83,9 +84,9 @@ void test_linear_extremes(Pair& pair, Failures& failures) {
 void test_linear_combinations(Pair& pair, Failures& failures) {
   Random random(3);
   constexpr int32_t k = 512;
-  constexpr std::array<QuantType, 10> types{QuantType::Q4_K, QuantType::Q6_K, QuantType::F16,  QuantType::Q4_1,
-                                            QuantType::Q8_0, QuantType::Q5_K, QuantType::Q4_0, QuantType::F32,
-                                            QuantType::Q5_1, QuantType::Q5_0};
+  constexpr std::array<QuantType, 12> types{QuantType::Q4_K,  QuantType::Q6_K, QuantType::F16,    QuantType::Q4_1,
+                                            QuantType::Q8_0,  QuantType::Q5_K, QuantType::IQ4_XS, QuantType::F32,
+                                            QuantType::IQ2_S, QuantType::Q2_K, QuantType::Q4_0,   QuantType::Q5_0};
   for (const int32_t m : {1, 4, 14, 70}) {
     const std::vector<float> inputs = random_inputs(m, k, random);
     // multi_linear: all types at once, some with bias.
@@ -135,7 +136,34 @@ void test_linear_real_sizes(Pair& pair, Failures& failures) {
     check(pair, failures, QuantType::Q4_K, 2048, 256, m, random);
     check(pair, failures, QuantType::Q6_K, 2048, 128, m, random);
     check(pair, failures, QuantType::F16, 576, 320, m, random);
-    check(pair, failures, QuantType::Q5_K, 512, 64, m, random);
+    check(pair, failures, QuantType::IQ4_XS, 2048, 128, m, random);
+    check(pair, failures, QuantType::IQ3_S, 1792, 64, m, random);
+  }
+}
+
+// Against decoded weights and unrounded activations in f64: no type loses more than its activations' 8 bits do.
+void test_linear_accuracy(Pair& pair, Failures& failures) {
+  Random random(6);
+  for (const QuantType type : kTypes) {
+    constexpr int32_t k = 2048, n = 20, m = 3;
+    const auto rows = random_rows(type, k, n, random);
+    const std::vector<float> inputs = random_inputs(m, k, random);
+    std::vector<float> weights(size_t{k} * n);
+    decode(type, rows.data(), weights.data(), int64_t{k} * n);
+    const Linear layer{pair.fast->pack_linear(type, k, n, rows.data(), pair.pool), {}};
+    const Ops::Scope scope(*pair.fast_ops);
+    const Tensor y = pair.fast_ops->linear(copy_to(*pair.fast_ops, inputs, m), layer);
+    for (int32_t r = 0; r < m; ++r)
+      for (int32_t c = 0; c < n; ++c) {
+        double sum = 0, magnitude = 0;
+        for (int32_t i = 0; i < k; ++i) {
+          const double term =
+              static_cast<double>(weights[static_cast<size_t>(c * k + i)]) * inputs[static_cast<size_t>(r * k + i)];
+          sum += term, magnitude += std::fabs(term);
+        }
+        const double error = std::fabs(y.row(r)[c] - sum) / magnitude;
+        failures.expect(error < 1e-3, describe(type, k, n, m) + ": relative error " + std::to_string(error));
+      }
   }
 }
 

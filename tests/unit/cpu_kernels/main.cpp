@@ -19,6 +19,7 @@ constexpr Section kSections[] = {
     {"linear_extremes", test_linear_extremes},
     {"linear_combinations", test_linear_combinations},
     {"linear_real_sizes", test_linear_real_sizes},
+    {"linear_accuracy", test_linear_accuracy},
     {"attention", test_attention},
     {"attention_unseen_keys", test_attention_unseen_keys},
     {"experts", test_experts},

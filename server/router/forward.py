@@ -1,0 +1,131 @@
+"""Passes a request on to the child that serves its model, and the answer back as it comes.
+
+The whole way, waiting for the model included, ends when the client goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+
+import httpx
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from pyllama.server.api.generate import in_thread_if_long
+from pyllama.server.errors import InvalidRequest, RequestTimeout, ServerFault, error_body
+from pyllama.server.json_codec import parse_object
+from pyllama.server.router.instance import Instance
+from pyllama.server.router.pool import Pool
+from pyllama.server.sse import sse_event
+
+log = logging.getLogger("pyllama.server.srv")
+
+# Facts about one connection, which the next has of its own; the router's key, which the child does not know.
+REQUEST_HEADERS_KEPT_BACK = frozenset({
+    *(b"host", b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect", b"proxy-authorization"),
+    *(b"proxy-connection", b"transfer-encoding", b"content-length", b"authorization", b"x-api-key", b"cookie"),
+})  # fmt: skip
+RESPONSE_HEADERS_KEPT_BACK = frozenset({
+    *(b"server", b"date", b"connection", b"keep-alive", b"transfer-encoding", b"content-length"),
+})  # fmt: skip
+CORS = b"access-control-"
+
+
+class Forwarder:
+    """An ASGI application. request_delay: seconds that each request waits, counted as running, for tests."""
+
+    def __init__(self, pool: Pool, *, prefix: str, autoload: bool, timeout: int, request_delay: float = 0.0) -> None:
+        self._pool = pool
+        self._prefix = prefix.encode()
+        self._autoload = autoload
+        self._timeout = timeout
+        self._request_delay = request_delay
+        # A connection per request: a kept one may be closed by the child just when a request is written to it.
+        self._transport = httpx.AsyncHTTPTransport(
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        )
+
+    async def close(self) -> None:
+        await self._transport.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = await asyncio.wait_for(request.body(), self._timeout)
+        except ClientDisconnect:
+            return
+        except asyncio.TimeoutError:
+            raise RequestTimeout(f"the request body did not arrive within {self._timeout} seconds") from None
+        name = await in_thread_if_long(len(body), model_name, request.method, request.query_params, body)
+        autoload = request.query_params.get("autoload")
+        loads = self._autoload if autoload is None else autoload in ("1", "true")
+        passing = asyncio.create_task(self._pass_on(request, name, loads, body, send))
+        leaving = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            passing.cancel()  # without effect once it is done
+        with contextlib.suppress(asyncio.CancelledError):  # the client has gone: nobody reads an answer
+            await passing
+
+    async def _pass_on(self, request: Request, name: str, autoload: bool, body: bytes, send: Send) -> None:
+        async with self._pool.use(name, autoload=autoload) as child:
+            await asyncio.sleep(self._request_delay)
+            try:
+                response = await self._transport.handle_async_request(self._child_request(request, child, body))
+            except httpx.TransportError as error:
+                raise ServerFault(f"the process of model '{name}' did not answer: {error or type(error)}") from None
+            try:
+                await self._send_on(response, name, send)
+            finally:
+                await response.aclose()
+
+    async def _send_on(self, response: httpx.Response, name: str, send: Send) -> None:
+        headers = [
+            (key.lower(), value)
+            for key, value in response.headers.raw
+            if key.lower() not in RESPONSE_HEADERS_KEPT_BACK and not key.lower().startswith(CORS)
+        ]
+        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        try:
+            async for part in response.aiter_raw():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except httpx.TransportError:
+            fault = ServerFault(f"the process of model '{name}' ended before its answer did")
+            log.error("%s", fault)
+            if response.headers.get("content-type") != "text/event-stream":
+                return  # the connection breaks off, which tells the client
+            await send({"type": "http.response.body", "body": sse_event(error_body(fault)), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _child_request(self, request: Request, child: Instance, body: bytes) -> httpx.Request:
+        headers = [(key, value) for key, value in request.headers.raw if key not in REQUEST_HEADERS_KEPT_BACK]
+        headers.append((b"authorization", b"Bearer " + child.api_key.encode()))
+        path = request.scope["raw_path"].removeprefix(self._prefix)
+        query = request.scope["query_string"]
+        url = httpx.URL(f"http://127.0.0.1:{child.port}", raw_path=path + b"?" + query if query else path)
+        return httpx.Request(request.method, url, headers=headers, content=body or None)
+
+
+def model_name(method: str, query: Mapping[str, str], body: bytes) -> str:
+    """Which model a request is for: `model` of a JSON body, else of the query. Raises `InvalidRequest`."""
+    name = None
+    if method == "POST" and body:
+        try:
+            name = parse_object(body).get("model")
+        except InvalidRequest:  # a form, perhaps: its model is in the query, and the child judges the body
+            if "model" not in query:
+                raise
+    name = name or query.get("model")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequest("model name is missing from the request")
+    return name
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

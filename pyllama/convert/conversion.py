@@ -1,5 +1,6 @@
 """One conversion: a checkpoint folder in, the keys, tensors and files of a GGUF model out."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -63,7 +64,7 @@ class Conversion:
 
     def _read_tensors(self, stored: Mapping[str, StoredTensor]) -> None:
         tensors = list(self.family.tensors(stored))
-        sources = {tensor.source: tensor for tensor in tensors if isinstance(tensor.source, str)}
+        sources = {name: tensor for tensor in tensors for name in tensor.sources}
         if missing := sources.keys() - stored.keys():
             raise ModelError(f"{self.folder}: missing {_listed(missing)}")
         extra = [name for name in stored.keys() - sources.keys() if not self.family.is_ignored(name, stored)]
@@ -74,10 +75,10 @@ class Conversion:
         if self.outtype == "auto":
             elements: Counter[str] = Counter()
             for name, tensor in sources.items():
-                elements[stored[name].dtype] += tensor.n_elements
+                elements[stored[name].dtype] += math.prod(tensor.source_shape)
             self.outtype = "f16" if elements.most_common(1)[0][0] == "F16" else "bf16"
         self.tensors = [(tensor, tensor.spec(self.outtype)) for tensor in tensors]
-        self.n_parameters = sum(tensor.n_elements for tensor in sources.values())
+        self.n_parameters = sum(math.prod(tensor.source_shape) for tensor in sources.values())
 
     def _all_keys(self, pre: str | None) -> list[KeyValue]:
         family = self.family
@@ -98,10 +99,10 @@ class Conversion:
 
 
 def _check(stored: StoredTensor, tensor: Tensor) -> None:
-    if stored.shape != tensor.shape:
+    if stored.shape != tensor.source_shape:
         raise ModelError(
             f"{stored.path}: tensor '{stored.name}' has shape {list(stored.shape)}, "
-            f"expected {list(tensor.shape)} by config.json"
+            f"expected {list(tensor.source_shape)} by config.json"
         )
     if stored.dtype not in STORAGE:
         raise ModelError(

@@ -1,11 +1,13 @@
 """Splits the tensors of a conversion over files and writes them, all of them or none."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pyllama._engine import convert_rows, count_non_finite
 from pyllama.errors import ModelError
@@ -87,28 +89,35 @@ def _write_tensor(
     writer: GgufWriter, tensor: Tensor, spec: TensorSpec, checkpoint: Checkpoint | None, advance: Callable[[int], None]
 ) -> None:
     columns = tensor.shape[-1]
-    non_finite = 0
-    source_type = "f32"
+    non_finite: Counter[str] = Counter()
+    for source, source_type, slab in _slabs(tensor, checkpoint):
+        data = slab.reshape(-1).view(np.uint8)
+        if spec.type_name != source_type:
+            data = convert_rows(source_type, data.data, spec.type_name, columns)
+            non_finite[source] += count_non_finite(spec.type_name, data.data, slab.size)
+        if tensor.shift:
+            data = (data.view(np.float32) + np.float32(tensor.shift)).view(np.uint8)
+        writer.write(data)
+        advance(data.nbytes)
+    for source, count in non_finite.items():
+        if count:
+            what = "blocks" if type_traits[spec.type_name].is_quantized else "values"
+            raise ModelError(
+                f"tensor '{source}': {count} {what} are beyond the range of {spec.type_name} or not finite"
+                + ("; bf16 has the range of f32" if spec.type_name == "f16" else "")
+            )
+
+
+def _slabs(tensor: Tensor, checkpoint: Checkpoint | None) -> Iterator[tuple[str, str, NDArray[Any]]]:
+    """Source, type and values of the pieces that make the tensor one after the other."""
     if isinstance(tensor.source, np.ndarray):
-        slabs = iter([tensor.source])
-    else:
+        yield tensor.name, "f32", tensor.source
+    for name in tensor.sources:
         assert checkpoint is not None
-        stored = checkpoint.tensors[tensor.source]
-        source_type = stored.dtype.lower()
+        stored = checkpoint.tensors[name]
         if tensor.rearrange is None:
             slabs = checkpoint.rows(stored, SLAB_BYTES)
         else:
             slabs = iter([np.ascontiguousarray(tensor.rearrange(checkpoint.whole(stored)))])
-    for slab in slabs:
-        data = slab.reshape(-1).view(np.uint8)
-        if spec.type_name != source_type:
-            data = convert_rows(source_type, data.data, spec.type_name, columns)
-            non_finite += count_non_finite(spec.type_name, data.data, slab.size)
-        writer.write(data)
-        advance(data.nbytes)
-    if non_finite:
-        what = "blocks" if type_traits[spec.type_name].is_quantized else "values"
-        raise ModelError(
-            f"tensor '{tensor.source}': {non_finite} {what} are beyond the range of {spec.type_name} or not finite"
-            + ("; bf16 has the range of f32" if spec.type_name == "f16" else "")
-        )
+        for slab in slabs:
+            yield name, stored.dtype.lower(), slab

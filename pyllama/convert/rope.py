@@ -36,9 +36,13 @@ class Rope:
     context_length: int
 
     @classmethod
-    def read(cls, config: Config, kinds: Collection[str]) -> "Rope":
-        """Both spellings: `rope_parameters`, and `rope_theta` beside `rope_scaling`. kinds: what may be used."""
-        scaling = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+    def read(cls, config: Config, kinds: Collection[str], scaling: Config | None = None) -> "Rope":
+        """Both spellings: `rope_parameters`, and `rope_theta` beside `rope_scaling`; or the given section.
+
+        kinds: what may be used.
+        """
+        if scaling is None:
+            scaling = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
         base = scaling.number("rope_theta", config.number("rope_theta", 10000.0))
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind not in kinds:

@@ -40,7 +40,7 @@ def test_values_beyond_f16_are_counted_and_nothing_is_left_behind(
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "'GPT2LMHeadModel' is not supported; supported are LlamaForC",
+            "'GPT2LMHeadModel' is not supported; supported are Gemma3ForC",
         ),
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),
@@ -66,6 +66,35 @@ def test_configurations_that_cannot_be_converted(
     write_json(llama / "config.json", LLAMA | change)
     assert message in failure(capsys, llama)
     assert left_over(llama) == []
+
+
+@pytest.mark.parametrize(
+    ("variant", "change", "message"),
+    [
+        ("qwen3moe", {"norm_topk_prob": False}, "norm_topk_prob is False, expected True"),
+        ("qwen3moe", {"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ("qwen3moe", {"mlp_only_layers": [0]}, "mlp_only_layers is [0]"),
+        ("qwen3moe", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7, expected at most the 6 experts"),
+        ("qwen3moe", {"num_experts": 0}, "num_experts is 0"),
+        ("qwen3moe", {"num_experts": 7}, "missing 6 tensors (model.layers.0.mlp.experts.6.down_proj.weight"),
+        ("qwen3moe", {"num_experts": 5}, "not part of a qwen3moe model: 6 tensors"),
+        ("qwen3moe", {"moe_intermediate_size": 16}, "expected [16, 64] by config.json"),
+        ("mixtral", {"num_local_experts": 2}, "num_experts_per_tok is 3, expected at most the 2 experts"),
+        ("gemma3", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"),
+        ("gemma3", {"query_pre_attn_scalar": 32}, "query_pre_attn_scalar is 32.0, expected 16"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("gemma3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+        ("gemma3-capped", {"layer_types": ["full_attention"]}, "expected 3 times one of"),
+        ("gemma3-capped", {"layer_types": ["full_attention"] * 2 + ["linear_attention"]}, "expected 3 times one of"),
+        ("gemma3-capped", {"sliding_window": -1}, "sliding_window is -1"),
+    ],
+)
+def test_configurations_of_other_families_that_cannot_be_converted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], variant: str, change: dict[str, Any], message: str
+) -> None:
+    folder = write_checkpoint(tmp_path, checkpoints.CONFIGS[variant])
+    write_json(folder / "config.json", checkpoints.CONFIGS[variant] | change)
+    assert message in failure(capsys, folder)
 
 
 def test_llama3_scaling_is_refused_for_families_that_do_not_read_divisors(

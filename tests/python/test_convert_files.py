@@ -12,7 +12,7 @@ import pytest
 from pyllama._engine import Engine, GgufFile, Model
 from pyllama.convert.metadata.naming import ModelName, size_label
 from support import checkpoints
-from support.checkpoints import CONFIGS, safetensors_bytes, write_checkpoint, write_json
+from support.checkpoints import CONFIGS, added_token, safetensors_bytes, tokenizer_json, write_checkpoint, write_json
 from support.convert_program import failure, left_over, run
 
 LLAMA = CONFIGS["llama"]
@@ -250,7 +250,21 @@ def test_head_size_is_written_where_it_does_not_follow_from_the_width(tmp_path: 
     assert [metadata[f"qwen3.attention.{key}_length"] for key in ("key", "value")] == [128, 128]
 
 
+def test_added_token_without_an_embedding_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gemma 3's text models share the tokenizer of the larger ones, which know one token more."""
+    config = CONFIGS["gemma3"]
+    description = tokenizer_json()
+    description["added_tokens"].append(added_token(config["vocab_size"], "<image>"))
+    folder = write_checkpoint(tmp_path, config, tokenizer=description)
+    assert run(folder, "--outfile", folder / "out.gguf") == 0
+    tokens = GgufFile(folder / "out.gguf").metadata["tokenizer.ggml.tokens"]
+    assert len(tokens) == config["vocab_size"]
+    assert "<image>" not in tokens
+    assert "token 304, '<image>', is beyond the model's vocab_size and is left out" in capsys.readouterr().err
+
+
 def test_supported_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--print-supported-models") == 0
     listed = capsys.readouterr().out.split()
-    assert listed == ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
+    names = ("Gemma3", "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe")
+    assert listed == [f"{name}ForCausalLM" for name in names]

@@ -1,7 +1,7 @@
 """Converted checkpoints of every family: the values of each tensor, and logits against those of transformers.
 
 Golden logits were computed from the same folders by `tests/golden/convert/make_logits.py`. The files are run by our
-engine and, for one variant of each architecture, by llama.cpp.
+engine and, for a variant of each family, by llama.cpp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.checkpoints import CONFIGS, golden_tokens, write_checkpoint
 from support.logits import kl_divergence, log_softmax, position_logits
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "convert" / "logits.npz"
-PEER_RUNS = ("llama-llama3", "qwen2-tied-yarn", "qwen3")
+PEER_RUNS = ("gemma3", "gemma3-capped", "llama-llama3", "mixtral", "qwen2-tied-yarn", "qwen3", "qwen3moe")
 # With F32 weights and KV the engine measures 2e-12. llama.cpp keeps K and V in F16: 3e-6.
 MAX_KL_F32 = 1e-10
 MAX_KL_F16_KV = 2e-5
@@ -78,7 +78,7 @@ def test_comparison_tells_the_kinds_of_rope_scaling_apart(tmp_path: Path, other:
     assert kl_to_golden("llama-llama3", engine_logits(path)) > 1e3 * MAX_KL_F16_KV
 
 
-def expected_name(name: str) -> str:
+def expected_name(name: str, *, is_gemma3: bool = False) -> str:
     """GGUF name of a tensor of the checkpoint, spelled out independently of the converter."""
     if name.startswith("model.layers."):
         _, _, layer, *rest = name.split(".")
@@ -92,18 +92,31 @@ def expected_name(name: str) -> str:
             f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"
         }
         table |= {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
+        table |= {"mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
+        if is_gemma3:
+            table |= {
+                "post_attention_layernorm": "post_attention_norm",
+                "pre_feedforward_layernorm": "ffn_norm",
+                "post_feedforward_layernorm": "post_ffw_norm",
+            }
+        if ".experts." in name:
+            mixtral = {"w1": "gate", "w2": "down", "w3": "up"}
+            part = f"ffn_{mixtral.get(rest[-2], rest[-2].removesuffix('_proj'))}_exps"
+            return f"blk.{layer}.{part}.{rest[-1]}"
         return f"blk.{layer}.{table[part]}.{rest[-1]}"
     names = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
     return names[name] + ".weight"
 
 
 def expected_tensors(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
-    tensors = {}
+    is_gemma3 = config["model_type"] == "gemma3_text"
+    tensors: dict[str, NDArray[np.float32]] = {}
+    experts: dict[str, list[NDArray[np.float32]]] = {}
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for source, values in checkpoints.weights(config).items():
-        name = expected_name(source)
+        name = expected_name(source, is_gemma3=is_gemma3)
         part = name.split(".")[-2]
-        if config["model_type"] in ("llama", "mistral") and part in heads:
+        if config["model_type"] in ("llama", "mistral", "mixtral") and part in heads:
             size = len(values) // heads[part]
             order = [
                 head * size + half * size // 2 + pair
@@ -112,8 +125,13 @@ def expected_tensors(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
                 for half in range(2)
             ]
             values = values[order]
-        tensors[name] = values
-    return tensors
+        if is_gemma3 and name.endswith("_norm.weight"):
+            values = values + np.float32(1)
+        if ".experts." in source:
+            experts.setdefault(name, []).append(values)
+        else:
+            tensors[name] = values
+    return tensors | {name: np.stack(values) for name, values in experts.items()}
 
 
 @pytest.mark.parametrize("variant", CONFIGS)
@@ -128,27 +146,39 @@ def test_every_tensor_holds_the_values_of_the_checkpoint(tmp_path: Path, variant
 
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_matrices_are_rounded_to_the_output_type_and_vectors_stay_f32(tmp_path: Path, dtype: str, outtype: str) -> None:
-    config = CONFIGS["qwen3"]
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3moe"])
+def test_matrices_are_rounded_to_the_output_type_and_vectors_and_routers_stay_f32(
+    tmp_path: Path, variant: str, dtype: str, outtype: str
+) -> None:
+    config = CONFIGS[variant]
     path = convert(write_checkpoint(tmp_path, config, dtype=dtype), outtype=outtype)
     target = gguf.GGMLQuantizationType[outtype.upper()]
     file = GgufFile(path)
+    expected = expected_tensors(config)
     for tensor in gguf.GGUFReader(path).tensors:
-        source = next(v for name, v in checkpoints.weights(config).items() if expected_name(name) == tensor.name)
+        source = expected[tensor.name]
         if dtype == "BF16":
             bits = checkpoints.bf16_bits(source)
             source = (bits.astype(np.uint32) << 16).view(np.float32)
         elif dtype == "F16":
             source = source.astype(np.float16).astype(np.float32)
-        if source.ndim == 1:
+        if source.ndim == 1 or tensor.name.endswith("ffn_gate_inp.weight"):
             assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
-            np.testing.assert_array_equal(tensor.data, source)
+            np.testing.assert_array_equal(tensor.data.reshape(source.shape), source)
         else:
             assert tensor.tensor_type == target
-            expected = gguf.quants.dequantize(gguf.quants.quantize(source, target), target)
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(source, target), target)
             found = dequantize(outtype, file.tensor_bytes(tensor.name), source.size)
-            np.testing.assert_array_equal(found.reshape(source.shape), expected, err_msg=tensor.name)
+            np.testing.assert_array_equal(found.reshape(source.shape), rounded, err_msg=tensor.name)
     assert file.metadata["general.file_type"] == {"f16": 1, "bf16": 32, "q8_0": 7}[outtype]
+
+
+def test_norms_of_gemma3_are_widened_before_1_is_added(tmp_path: Path) -> None:
+    """In BF16 a weight near 0 would vanish beside 1."""
+    folder = write_checkpoint(tmp_path, CONFIGS["gemma3"], dtype="BF16")
+    found = np.frombuffer(GgufFile(convert(folder, outtype="bf16")).tensor_bytes("output_norm.weight"), np.float32)
+    bits = checkpoints.bf16_bits(checkpoints.weights(CONFIGS["gemma3"])["model.norm.weight"])
+    np.testing.assert_array_equal(found, (bits.astype(np.uint32) << 16).view(np.float32) + np.float32(1))
 
 
 @pytest.mark.parametrize(("dtype", "own"), [("F32", "bf16"), ("F16", "f16"), ("BF16", "bf16")])

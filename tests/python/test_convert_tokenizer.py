@@ -310,7 +310,13 @@ def test_chat_template_comes_from_the_configuration_or_its_own_files(tmp_path: P
         ({"tokenizer.json": {"model": {"type": "Unigram", "vocab": [["a", 0.0]]}}}, "a Unigram model is not supported"),
         ({"tokenizer.json": tokenizer_json(), "config.json": {"vocab_size": 100}}, "the model's vocab_size is 100"),
         ({"tokenizer.json": tokenizer_json(added_tokens=[{"id": "x", "content": "a"}])}, "has no id or no content"),
-        ({"tokenizer.json": tokenizer_json(added_tokens=[added_token(10**9, "far")])}, "ids go up to 1000000000"),
+        (
+            {
+                "tokenizer.json": tokenizer_json(added_tokens=[added_token(10**9, "far")]),
+                "config.json": {"vocab_size": 2 * 10**9},
+            },
+            "ids go up to 1000000000",
+        ),
         (
             {"tokenizer.json": tokenizer_json(), "tokenizer_config.json": {"eos_token": "</s>"}},
             "eos token '</s>' is not",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,22 @@ _COMMON: dict[str, Any] = {
 _LLAMA = {**_COMMON, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 10000.0}
 _QWEN2 = {**_COMMON, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "rope_theta": 1000000.0}
 _QWEN3 = {**_COMMON, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_theta": 1000000.0}
+
+_QWEN3MOE = {
+    **_QWEN3,
+    **{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 16, "norm_topk_prob": True},
+    **{"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1},
+}
+_MIXTRAL = {
+    **_LLAMA,
+    **{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None},
+    **{"num_local_experts": 4, "num_experts_per_tok": 3},
+}
+_GEMMA3 = {
+    **{key: value for key, value in _COMMON.items() if key != "hidden_act"},
+    **{"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh"},
+    **{"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 8, "tie_word_embeddings": True},
+}
 
 CONFIGS: Mapping[str, dict[str, Any]] = {
     "llama": _LLAMA,
@@ -78,6 +94,24 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
     },
     "qwen3-tied": {**_QWEN3, "head_dim": 16, "tie_word_embeddings": True},
+    "qwen3moe": _QWEN3MOE,
+    "mixtral": _MIXTRAL,
+    "gemma3": {
+        **_GEMMA3,
+        **{"num_hidden_layers": 7, "rope_theta": 1000000.0, "rope_local_base_freq": 5000.0},
+        **{"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 6},
+    },
+    # transformers 5 spells the rotary settings and the windows so.
+    "gemma3-capped": {
+        **_GEMMA3,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 100000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3000.0},
+        },
+        "final_logit_softcapping": 4.0,
+    },
 }
 
 QWEN2_PATTERN = (
@@ -94,11 +128,13 @@ def golden_tokens() -> list[int]:
 def weights(config: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
     """All tensors of the model, of a spread that makes attention scores and logits anything but flat."""
     rng = np.random.default_rng(20260101)
-    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     q_size, kv_size = heads * head_dim, kv_heads * head_dim
-    is_qwen2, is_qwen3 = config["model_type"] == "qwen2", config["model_type"] == "qwen3"
+    is_gemma3 = config["model_type"] == "gemma3_text"
+    is_qwen2, is_qwen3 = config["model_type"] == "qwen2", config["model_type"].startswith("qwen3")
+    norm_mean = 0.0 if is_gemma3 else 1.0  # gemma3 adds 1 itself
     tensors: dict[str, NDArray[np.float32]] = {}
 
     def add(name: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> None:
@@ -112,22 +148,39 @@ def weights(config: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
             ("self_attn.k_proj", kv_size, hidden, 1.6),
             ("self_attn.v_proj", kv_size, hidden, 1.0),
             ("self_attn.o_proj", hidden, q_size, 1.0),
-            ("mlp.gate_proj", ffn, hidden, 1.5),
-            ("mlp.up_proj", ffn, hidden, 1.0),
-            ("mlp.down_proj", hidden, ffn, 1.0),
+            *feed_forward_shapes(config),
         ):
             add(f"{block}{name}.weight", (rows, columns), std / columns**0.5)
             is_qkv = name[-6:] in ("q_proj", "k_proj", "v_proj")
             if (is_qwen2 and is_qkv) or config.get("mlp_bias" if name.startswith("mlp") else "attention_bias"):
                 add(f"{block}{name}.bias", (rows,), 0.3)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            add(f"{block}{name}.weight", (hidden,), 0.2, 1.0)
-        for name in ("q_norm", "k_norm") if is_qwen3 else ():
-            add(f"{block}self_attn.{name}.weight", (head_dim,), 0.3, 1.0)
-    add("model.norm.weight", (hidden,), 0.2, 1.0)
+        more_norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm") if is_gemma3 else ()
+        for name in ("input_layernorm", "post_attention_layernorm", *more_norms):
+            add(f"{block}{name}.weight", (hidden,), 0.2, norm_mean)
+        for name in ("q_norm", "k_norm") if is_qwen3 or is_gemma3 else ():
+            add(f"{block}self_attn.{name}.weight", (head_dim,), 0.3, norm_mean)
+    add("model.norm.weight", (hidden,), 0.2, norm_mean)
     if not config["tie_word_embeddings"]:
         add("lm_head.weight", (VOCAB_SIZE, hidden), 2.4 / hidden**0.5)
     return tensors
+
+
+def feed_forward_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, int, int, float]]:
+    """Name, rows, columns and spread of a layer's feed-forward matrices."""
+    hidden, ffn = config["hidden_size"], config["intermediate_size"]
+    modules, names = ["mlp"], ("gate_proj", "up_proj", "down_proj")
+    if config["model_type"] == "qwen3_moe":
+        yield "mlp.gate", config["num_experts"], hidden, 1.5
+        ffn = config["moe_intermediate_size"]
+        modules = [f"mlp.experts.{expert}" for expert in range(config["num_experts"])]
+    elif config["model_type"] == "mixtral":
+        yield "block_sparse_moe.gate", config["num_local_experts"], hidden, 1.5
+        modules = [f"block_sparse_moe.experts.{expert}" for expert in range(config["num_local_experts"])]
+        names = ("w1", "w3", "w2")
+    for module in modules:
+        yield f"{module}.{names[0]}", ffn, hidden, 1.5
+        yield f"{module}.{names[1]}", ffn, hidden, 1.0
+        yield f"{module}.{names[2]}", hidden, ffn, 1.0
 
 
 def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -7,11 +7,14 @@ from pyllama.errors import ModelError
 
 from ..config import Config
 from .dense import DenseFamily
+from .gemma3 import Gemma3
 from .llama import Llama
+from .mixtral import Mixtral
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
+from .qwen3moe import Qwen3Moe
 
-FAMILIES: tuple[type[DenseFamily], ...] = (Llama, Qwen2, Qwen3)
+FAMILIES: tuple[type[DenseFamily], ...] = (Gemma3, Llama, Mixtral, Qwen2, Qwen3, Qwen3Moe)
 
 
 def family_of(config: Config) -> DenseFamily:

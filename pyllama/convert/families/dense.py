@@ -1,7 +1,7 @@
 """The dense pre-norm block that llama, qwen2 and qwen3 share: hyperparameters, tensor names, tied embeddings.
 
-A family states its difference by overriding `attention_extras` and `rotate`. H hidden, Hq/Hkv query and key heads,
-D head size, F feed-forward, V vocabulary; shapes are row-major.
+A family states its difference by overriding `attention_extras`, `feed_forward` and `rotate`. H hidden, Hq/Hkv query and
+key heads, D head size, F feed-forward, V vocabulary; shapes are row-major.
 """
 
 import logging
@@ -29,6 +29,7 @@ class DenseFamily:
     hf_architectures: ClassVar[tuple[str, ...]]  # in config.json
     model_types: ClassVar[tuple[str, ...]]
     tokenizer_kinds: ClassVar[tuple[str, ...]] = ("byte-level",)  # in order of preference
+    activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")  # key in config.json, the only value
     default_head_dim: ClassVar[int] = 0  # 0: H / Hq
     rope_kinds: ClassVar[tuple[str, ...]] = ("default", "linear", "dynamic", "yarn")
     ignored: ClassVar[re.Pattern[str]] = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -43,8 +44,8 @@ class DenseFamily:
         self.kv_heads = config.integer("num_key_value_heads", self.heads)
         self.head_dim = config.integer("head_dim", self.default_head_dim or max(1, self.hidden // self.heads))
         self.vocab_size = config.integer("vocab_size")
-        self.rope = Rope.read(config, self.rope_kinds)
-        config.require("hidden_act", "silu", "silu")
+        self.rope = self.read_rope()
+        config.require(*self.activation, self.activation[1])
         if self.heads % self.kv_heads:
             raise config.fault("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} attention heads")
         if self.head_dim % 2:
@@ -55,6 +56,9 @@ class DenseFamily:
         is_mistral = config.get("model_type") == "mistral"  # which has no switch
         if config.get("sliding_window") is not None and config.flag("use_sliding_window", is_mistral):
             logger.warning("sliding-window attention has no form in %s files and is left out", self.architecture)
+
+    def read_rope(self) -> Rope:
+        return Rope.read(self.config, self.rope_kinds)
 
     def key_values(self) -> list[KeyValue]:
         prefix = self.architecture
@@ -95,6 +99,16 @@ class DenseFamily:
         """Tensors of a layer's attention besides its four matrices."""
         yield from ()
 
+    def norms(self, block: str, layer: str) -> Iterator[Tensor]:
+        yield Tensor(block + "attn_norm.weight", (self.hidden,), layer + "input_layernorm.weight")
+        yield Tensor(block + "ffn_norm.weight", (self.hidden,), layer + "post_attention_layernorm.weight")
+
+    def feed_forward(self, block: str, layer: str) -> Iterator[Tensor]:
+        hidden, ffn = self.hidden, self.ffn
+        yield Tensor(block + "ffn_gate.weight", (ffn, hidden), layer + "mlp.gate_proj.weight")
+        yield Tensor(block + "ffn_up.weight", (ffn, hidden), layer + "mlp.up_proj.weight")
+        yield Tensor(block + "ffn_down.weight", (hidden, ffn), layer + "mlp.down_proj.weight")
+
     def rotate(self, heads: int) -> Rearrange | None:
         """How the rows of `heads` query or key heads are moved for the rotary layout of the architecture."""
         return None
@@ -107,16 +121,13 @@ class DenseFamily:
         yield Tensor(block + "attn_v.bias", (kv_size,), layer + "self_attn.v_proj.bias")
 
     def _block(self, block: str, layer: str) -> Iterator[Tensor]:
-        hidden, ffn = self.hidden, self.ffn
+        hidden = self.hidden
         q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
         q_rows, k_rows = self.rotate(self.heads), self.rotate(self.kv_heads)
-        yield Tensor(block + "attn_norm.weight", (hidden,), layer + "input_layernorm.weight")
+        yield from self.norms(block, layer)
         yield Tensor(block + "attn_q.weight", (q_size, hidden), layer + "self_attn.q_proj.weight", q_rows)
         yield Tensor(block + "attn_k.weight", (kv_size, hidden), layer + "self_attn.k_proj.weight", k_rows)
         yield Tensor(block + "attn_v.weight", (kv_size, hidden), layer + "self_attn.v_proj.weight")
         yield Tensor(block + "attn_output.weight", (hidden, q_size), layer + "self_attn.o_proj.weight")
         yield from self.attention_extras(block, layer)
-        yield Tensor(block + "ffn_norm.weight", (hidden,), layer + "post_attention_layernorm.weight")
-        yield Tensor(block + "ffn_gate.weight", (ffn, hidden), layer + "mlp.gate_proj.weight")
-        yield Tensor(block + "ffn_up.weight", (ffn, hidden), layer + "mlp.up_proj.weight")
-        yield Tensor(block + "ffn_down.weight", (hidden, ffn), layer + "mlp.down_proj.weight")
+        yield from self.feed_forward(block, layer)

@@ -1,6 +1,7 @@
 """The files that describe a checkpoint's tokenizer, read once, and the tokens added to its vocabulary."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,8 @@ from pyllama.vocabulary import SPM_SPACE
 
 from ..config import Config
 from ..json_files import as_list, as_object, read_json
+
+logger = logging.getLogger(__name__)
 
 
 class AddedToken(NamedTuple):
@@ -44,7 +47,7 @@ class TokenizerFiles:
 
     @cached_property
     def added(self) -> Mapping[int, AddedToken]:
-        """By id, from all three files that may list them."""
+        """By id, from all three files that may list them, without those that the model has no embedding for."""
         tokens: dict[int, AddedToken] = {}
         for entry in as_list(self.tokenizer.get("added_tokens"), "tokenizer.json: added_tokens"):
             entry = as_object(entry, "tokenizer.json: an added token")
@@ -57,6 +60,12 @@ class TokenizerFiles:
         for text, number in self._json("added_tokens.json").items():
             if text not in listed:
                 _add(tokens, number, {"content": text}, "added_tokens.json")
+        rows = self.config.integer("vocab_size")
+        for number in sorted(number for number in tokens if number >= rows):
+            logger.warning(
+                "token %d, %r, is beyond the model's vocab_size and is left out", number, tokens[number].text
+            )
+            del tokens[number]
         return tokens
 
     def path(self, name: str) -> Path:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Prompt processing and generation beside llama.cpp: same model, same machine, same minute.
 
-Ours and the peer's measurements alternate, so that a disturbed minute hits both. ppN: one prompt of N random tokens;
+Ours and the peer's measurements alternate, so that a disturbed minute hits both (at a depth the peer's come together). ppN: one prompt of N random tokens;
 tgN: N tokens one at a time, without sampling; both after `depth` tokens of context. Output: a Markdown table with
 minimum, median and maximum, the ratio of medians, and the least and the geometric mean of the ratios.
 
@@ -106,19 +106,24 @@ def wheel_peer(case: Case, test: Test) -> Iterator[Callable[[], Rates]]:
         yield measure
 
 
-def bench_peer(program: Path) -> Callable[[Case, Test], object]:
+def bench_peer(program: Path, repetitions: int) -> Callable[[Case, Test], object]:
     @contextmanager
     def peer(case: Case, test: Test) -> Iterator[Callable[[], Rates]]:
-        command = [str(program), "-m", str(case.path), "-r", "1", "-o", "jsonl", "-t", str(case.n_threads)]
+        # A filled context is kept between the repetitions of one process only: with a depth all are run at once.
+        at_once = repetitions if case.depth else 1
+        rates: list[Rates] = []
+        command = [str(program), "-m", str(case.path), "-r", str(at_once), "-o", "jsonl", "-t", str(case.n_threads)]
         command += ["-p", str(test.n_prompt), "-n", str(test.n_generate), "-d", str(case.depth)]
         command += ["-ctk", case.kv_type, "-ctv", case.kv_type, *(["-fa", "on"] if case.kv_type != "f16" else [])]
 
         def measure() -> Rates:
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
-            if result.returncode:
-                raise SystemExit(f"error: {' '.join(command)}: {result.stderr.strip()[-500:]}")
-            rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-            return rows[0]["avg_ts"], rows[1]["avg_ts"]
+            if not rates:
+                result = subprocess.run(command, capture_output=True, text=True, check=False)
+                if result.returncode:
+                    raise SystemExit(f"error: {' '.join(command)}: {result.stderr.strip()[-500:]}")
+                rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+                rates.extend(zip(rows[0]["samples_ts"], rows[1]["samples_ts"], strict=True))
+            return rates.pop(0)
 
         yield measure
 
@@ -171,7 +176,7 @@ def main() -> int:
     parser.add_argument("--peer-bench", type=Path, help="llama-bench of a native build; default: the wheel's server")
     parser.add_argument("--ceilings", type=Path, help="the compiled ceilings.cpp")
     arguments = parser.parse_args()
-    peer_side = bench_peer(arguments.peer_bench) if arguments.peer_bench else wheel_peer
+    peer_side = bench_peer(arguments.peer_bench, arguments.repetitions) if arguments.peer_bench else wheel_peer
     test = Test(arguments.n_prompt, arguments.n_generate)
     print(f"isa {backend_info()['isa']}, {arguments.repetitions} alternating repetitions, tokens/s\n")
     print("| model | threads | depth | KV | test | pyllama | llama.cpp | ratio | of the ceiling |")

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Prompt processing and generation beside llama.cpp: same model, same machine, same minute.
 
-Ours and the peer's measurements alternate, so that a disturbed minute hits both (at a depth the peer's come together). ppN: one prompt of N random tokens;
-tgN: N tokens one at a time, without sampling; both after `depth` tokens of context. Output: a Markdown table with
-minimum, median and maximum, the ratio of medians, and the least and the geometric mean of the ratios.
+Ours and the peer's measurements alternate, so that a disturbed minute hits both (at a depth the peer's come together).
+ppN: one prompt of N random tokens; tgN: N tokens one at a time, without sampling; both after `depth` tokens of context.
+Output: a Markdown table with minimum, median and maximum, the ratio of medians, and the least and the geometric mean of
+the ratios.
 
     python scripts/bench/compare_llama_cpp.py -t 1,2 -r 5 MODEL.gguf [MODEL.gguf ...]
     python scripts/bench/compare_llama_cpp.py -d 4096 -ctk f16,q8_0 --peer-bench BUILD/bin/llama-bench MODEL.gguf

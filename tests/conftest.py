@@ -5,6 +5,7 @@ Helpers live in `tests/support` and are imported as `support.<module>`.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,10 @@ import fetch_demo_model  # noqa: E402  (needs the path set above)
 
 from support import model_cache  # noqa: E402
 from support.tiny_llama import write_tiny_llama  # noqa: E402
+
+# A test run in the background (`nohup`, `&` of a script) ignores Ctrl-C and so would the programs it starts, but tests
+# send them SIGINT: with a handler here they start with the default action.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ using cpu::LinearJob;
 using cpu::PackedWeight;
 
 constexpr int64_t kParallelValues = 32 << 10;  // element-wise work below this stays on the calling thread (~2 us)
-constexpr size_t kMostWeights = 8;             // of one multi_linear
+constexpr size_t kMostWeights = 16;            // of one multi_linear
 
 class CpuOps final : public Ops {
  public:

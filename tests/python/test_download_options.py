@@ -254,10 +254,17 @@ def test_the_cache_list_names_models_by_repository_and_quant(hub: HubServer, env
 
 
 @pytest.mark.parametrize(("program", "flag"), [("pyllama.server", "-cl"), ("pyllama.tools.cli", "--cache-list")])
-def test_programs_print_the_cache_list_and_end_with_0(environ: dict[str, str], program: str, flag: str) -> None:
+def test_programs_print_the_cache_list_and_end_with_0(
+    environ: dict[str, str], tmp_path: Path, program: str, flag: str
+) -> None:
     local(environ, "-hf", REPO)
     result = subprocess.run(
-        [sys.executable, "-m", program, flag], env={**os.environ, **environ}, capture_output=True, text=True, check=True
+        [sys.executable, "-m", program, flag],
+        env={**os.environ, **environ},
+        cwd=tmp_path,  # not the source tree, which has no compiled extension
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout == f"number of models in cache: 1\n   1. {REPO}:Q4_K_M\n"
 
@@ -319,10 +326,13 @@ def test_bench_takes_repositories_beside_files(hub: HubServer, environ: dict[str
 
 
 @pytest.mark.parametrize("program", ["pyllama.server", "pyllama.tools.cli", "pyllama.tools.bench"])
-def test_programs_end_with_one_line_and_1_when_a_model_cannot_be_had(environ: dict[str, str], program: str) -> None:
+def test_programs_end_with_one_line_and_1_when_a_model_cannot_be_had(
+    environ: dict[str, str], tmp_path: Path, program: str
+) -> None:
     result = subprocess.run(
         [sys.executable, "-m", program, "-hf", "user/none"],
         env={**os.environ, **environ},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
@@ -331,7 +341,7 @@ def test_programs_end_with_one_line_and_1_when_a_model_cannot_be_had(environ: di
     assert re.fullmatch(r"error: failed to fetch model metadata: .*not found \(404\)\n", result.stderr)
 
 
-def test_a_program_with_a_local_file_does_not_import_the_http_client() -> None:
+def test_a_program_with_a_local_file_does_not_import_the_http_client(tmp_path: Path) -> None:
     code = """
 import sys
 from pyllama.download.model_options import choose_model
@@ -339,4 +349,4 @@ from pyllama.options import parse
 choose_model(parse("llama-cli", ["-m", "x"], {}, config_files=()), {}).fetch()
 assert "httpx" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

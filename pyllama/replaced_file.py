@@ -12,15 +12,25 @@ from typing import BinaryIO
 def replaced_file(path: Path | str) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the context ends normally, and vanishes when an exception ends it."""
     target = Path(path)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    partial = Path(name)
+    file, partial = open_partial(target)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with file:
             yield file
-        umask = os.umask(0)
-        os.umask(umask)
-        partial.chmod(0o666 & ~umask)  # mkstemp made it private
+        make_public(partial)
         partial.replace(target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def open_partial(target: Path) -> tuple[BinaryIO, Path]:
+    """A new private file beside `target`, and its name."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
+    return os.fdopen(descriptor, "wb", buffering=1 << 20), Path(name)
+
+
+def make_public(partial: Path) -> None:
+    """Give the file the permissions that a plain `open` would have given it."""
+    umask = os.umask(0)
+    os.umask(umask)
+    partial.chmod(0o666 & ~umask)

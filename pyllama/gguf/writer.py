@@ -2,7 +2,6 @@
 
 import os
 import struct
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from pyllama._engine import KeyValue, TensorInfo, type_traits
 from pyllama.errors import InvalidArgument
+from pyllama.replaced_file import make_public, open_partial
 
 DEFAULT_ALIGNMENT = 32
 
@@ -107,9 +107,7 @@ class GgufWriter:
         self._sizes = iter([(spec.name, spec.n_bytes) for spec in tensors])
         self._current = ""
         self._missing = self._padding = 0
-        descriptor, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".partial", dir=self.path.parent)
-        self._partial = Path(name)
-        self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
+        self._file, self._partial = open_partial(self.path)
         try:
             self._file.write(header)
         except BaseException:
@@ -147,9 +145,7 @@ class GgufWriter:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        umask = os.umask(0)
-        os.umask(umask)
-        self._partial.chmod(0o666 & ~umask)  # mkstemp made it private
+        make_public(self._partial)
 
     def discard(self) -> None:
         """Close and remove the unfinished file."""

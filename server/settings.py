@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyllama.options import rope_arguments
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
 from pyllama.thread_placement import engine_thread_options
@@ -67,17 +68,6 @@ class ServerSettings:
         """What responses call the model: the alphabetically first alias, else the repository or path as given."""
         return min(self.aliases) if self.aliases else self.model
 
-
-ROPE_OPTIONS = {
-    "rope_scaling_type": "rope_scaling",
-    "rope_freq_base": "rope_freq_base",
-    "rope_freq_scale": "rope_freq_scale",
-    "yarn_orig_ctx": "yarn_orig_ctx",
-    "yarn_ext_factor": "yarn_ext_factor",
-    "yarn_attn_factor": "yarn_attn_factor",
-    "yarn_beta_fast": "yarn_beta_fast",
-    "yarn_beta_slow": "yarn_beta_slow",
-}
 
 # SamplingParams field -> option.
 SAMPLING_OPTIONS = {
@@ -148,7 +138,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         type_v=options.cache_type_v,
         check_tensors=options.check_tensors,
         kv_overrides=dict(options.override_kv),
-        rope={name: getattr(options, dest) for name, dest in ROPE_OPTIONS.items()},
+        rope=rope_arguments(options),
         cont_batching=options.cont_batching,
         slot_prompt_similarity=options.slot_prompt_similarity,
         n_predict=options.n_predict,

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from pyllama.download.model_options import choose_model
-from pyllama.options import Options
+from pyllama.options import Options, rope_arguments
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -28,16 +28,9 @@ def load_llama(options: Options) -> Any:
         seed=options.seed,
         kv_overrides=dict(options.override_kv),
         last_n_tokens_size=options.repeat_last_n,
-        rope_scaling_type=options.rope_scaling,
-        rope_freq_base=options.rope_freq_base,
-        rope_freq_scale=options.rope_freq_scale,
-        yarn_orig_ctx=options.yarn_orig_ctx,
-        yarn_ext_factor=options.yarn_ext_factor,
-        yarn_attn_factor=options.yarn_attn_factor,
-        yarn_beta_fast=options.yarn_beta_fast,
-        yarn_beta_slow=options.yarn_beta_slow,
         chat_format=options.chat_template or None,
         verbose=False,
+        **rope_arguments(options),
         **engine_thread_options(options),
     )
 

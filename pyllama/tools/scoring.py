@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyllama.download.model_options import choose_model
 from pyllama.errors import InvalidArgument
-from pyllama.options import Options
+from pyllama.options import Options, rope_arguments
 from pyllama.thread_placement import engine_thread_options
 from pyllama.tokenizer import Tokenizer
 
@@ -51,14 +51,7 @@ class ScoredModel:
             **engine_thread_options(options),
             type_k=options.cache_type_k,
             type_v=options.cache_type_v,
-            rope_scaling_type=options.rope_scaling,
-            rope_freq_base=options.rope_freq_base,
-            rope_freq_scale=options.rope_freq_scale,
-            yarn_orig_ctx=options.yarn_orig_ctx,
-            yarn_ext_factor=options.yarn_ext_factor,
-            yarn_attn_factor=options.yarn_attn_factor,
-            yarn_beta_fast=options.yarn_beta_fast,
-            yarn_beta_slow=options.yarn_beta_slow,
+            **rope_arguments(options),
             collect_importance=collect_importance,
         )
 

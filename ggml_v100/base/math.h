@@ -36,6 +36,9 @@ inline float exp_f32(float x) {
   return p * std::bit_cast<float>((static_cast<int32_t>(n) + 127) << 23);
 }
 
+// 1 / (1 + e^-x).
+inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
 // x * sigmoid(x).
 inline float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
 

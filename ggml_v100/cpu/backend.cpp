@@ -9,6 +9,7 @@
 
 #include "base/cpu_features.h"
 #include "base/error.h"
+#include "base/math.h"
 #include "base/thread_pool.h"
 #include "cpu/attention.h"
 #include "cpu/experts.h"
@@ -17,6 +18,8 @@
 #include "cpu/linear.h"
 #include "cpu/packed_weight.h"
 #include "ops/arena.h"
+#include "ops/causal_conv.h"
+#include "ops/delta_net.h"
 #include "ops/routing.h"
 #include "quants/decode.h"
 
@@ -139,6 +142,40 @@ class CpuOps final : public Ops {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
     cpu::run_attention(q, rows, layer, heads, scale, y, kernels_, arena_, pool_);
     return y;
+  }
+
+  void apply_gate(Tensor x, Tensor gate) override {
+    const int32_t width = x.features / gate.features;
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      for (int32_t i = 0; i < x.features; ++i) x.row(r)[i] *= sigmoid_f32(gate.row(r)[i / width]);
+    });
+  }
+
+  Tensor causal_conv_silu(Tensor x, const ConvWeight& w, const Rows& rows, const StateRecords& history) override {
+    Tensor y = create(x.rows, x.features);
+    for (const SequenceRows& sequence : rows.sequences) causal_conv_silu_sequence(x, w, sequence, history, y);
+    return y;
+  }
+
+  Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
+                   const StateRecords& memory) override {
+    Tensor y = create(qkv.rows, w.value_size());
+    for (const SequenceRows& sequence : rows.sequences) {
+      DeltaNetMemory state(w, memory, sequence);
+      for (int32_t r = sequence.rows.begin; r < sequence.rows.end; ++r)
+        state.step(qkv.row(r), beta.row(r), alpha.row(r), eps, y.row(r));
+      state.store(memory, sequence);
+    }
+    return y;
+  }
+
+  void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      for (int32_t at = 0; at < x.features; at += w.size)
+        kernels_.rms_norm(x.row(r) + at, w.data.get(), x.row(r) + at, w.size, eps);
+      for (int32_t i = 0; i < x.features; ++i)
+        x.row(r)[i] *= function == GateFunction::silu ? silu_f32(gate.row(r)[i]) : sigmoid_f32(gate.row(r)[i]);
+    });
   }
 
   Routing route(Tensor logits, int32_t used) override {

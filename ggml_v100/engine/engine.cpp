@@ -37,24 +37,37 @@ int32_t rounded_context(const LoadedModel& model, const EngineParams& params) {
 
 }  // namespace
 
-// Remembers the sequences' lengths and restores them unless the work was completed.
+// Remembers the sequences' lengths, and restores them and their states unless the work was completed.
 class Engine::AppendGuard {
  public:
-  explicit AppendGuard(PagedMemory& memory) : memory_(memory) {}
+  explicit AppendGuard(Engine& engine) : engine_(engine) {}
   AppendGuard(const AppendGuard&) = delete;
   AppendGuard& operator=(const AppendGuard&) = delete;
   ~AppendGuard() {
     if (completed_) return;
-    for (const auto& [sequence, length] : lengths_) memory_.truncate(sequence, length);
+    for (const auto& [sequence, length] : lengths_) {
+      engine_.cut(sequence, length);
+      engine_.states_.abort(sequence);
+    }
   }
-  void append(int32_t sequence, int32_t n_tokens) {
-    lengths_.emplace_back(sequence, memory_.length(sequence));
-    memory_.append(sequence, n_tokens);
+  // Room for n_tokens more; their ids follow in the engine's list.
+  void append(int32_t sequence, std::span<const int32_t> tokens) {
+    const int32_t length = engine_.memory_.length(sequence);
+    std::vector<int32_t>& all = engine_.tokens_[static_cast<size_t>(sequence)];
+    all.reserve(all.size() + tokens.size());
+    lengths_.reserve(lengths_.size() + 1);
+    engine_.memory_.append(sequence, static_cast<int32_t>(tokens.size()));
+    all.insert(all.end(), tokens.begin(), tokens.end());
+    lengths_.emplace_back(sequence, length);
+    engine_.states_.begin(sequence);
   }
-  void complete() { completed_ = true; }
+  void complete() {
+    for (const auto& [sequence, length] : lengths_) engine_.states_.commit(sequence);
+    completed_ = true;
+  }
 
  private:
-  PagedMemory& memory_;
+  Engine& engine_;
   std::vector<std::pair<int32_t, int32_t>> lengths_;
   bool completed_ = false;
 };
@@ -68,10 +81,9 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       n_threads_batch_(in_range("n_threads_batch", params.n_threads_batch, 0, 512)),
       kv_shapes_(model_->text().kv_shapes()),
       memory_(pool_pages(n_ctx_, in_range("n_seq_max", params.n_seq_max, 1, 4096)), params.n_seq_max,
-              [this](PageId from, PageId to) {
-                std::memcpy(kv_.data() + static_cast<size_t>(to) * page_bytes_,
-                            kv_.data() + static_cast<size_t>(from) * page_bytes_, page_bytes_);
-              }),
+              [this](PageId from, PageId to) { std::memcpy(rank_->page(to), rank_->page(from), rank_->page_bytes()); }),
+      states_(params.n_seq_max),
+      tokens_(static_cast<size_t>(params.n_seq_max)),
       ropes_(model_->text().ropes(params.rope, n_ctx_)),
       rope_tables_(ropes_.size()) {
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
@@ -79,16 +91,13 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
   for (KvShape& shape : kv_shapes_) {
     shape.type_k = kv_type("type_k", params.type_k);
     shape.type_v = kv_type("type_v", params.type_v);
-    layer_offset_.push_back(page_bytes_);
-    page_bytes_ += model_->backend().kv_page_bytes(shape);
   }
-  kv_ = Buffer(static_cast<size_t>(memory_.n_pages()) * page_bytes_);
-  for (size_t layer = 0; layer < kv_shapes_.size(); ++layer)
-    kv_layers_.push_back({kv_.data() + layer_offset_[layer], page_bytes_, kv_shapes_[layer]});
   ThreadSettings threads = params.threads;
   threads.count = std::max(n_threads_, n_threads_batch_);
-  ops_ = model_->backend().create_ops(threads);
-  if (params.collect_importance) ops_ = observe_inputs(std::move(ops_), importance_);
+  std::unique_ptr<Ops> ops = model_->backend().create_ops(threads);
+  if (params.collect_importance) ops = observe_inputs(std::move(ops), importance_);
+  rank_ = std::make_unique<Rank>(model_->text(), model_->backend(), std::move(ops), kv_shapes_, memory_.n_pages(),
+                                 states_.n_slots());
 }
 
 Engine::~Engine() = default;
@@ -100,6 +109,12 @@ void Engine::check_token(int32_t token) const {
                           std::to_string(vocab));
 }
 
+// continues: an earlier ubatch of this step has rows of the sequence already.
+SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues) const {
+  const int32_t written = states_.written(sequence);
+  return {{row, row}, memory_.pages(sequence), {}, continues ? written : states_.slot(sequence), written};
+}
+
 template <typename OnLogits>
 void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
   std::vector<int32_t> tokens, positions, outputs;
@@ -107,14 +122,17 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
   std::vector<SequenceRows> sequences;
   std::vector<RopeTable> tables(ropes_.size());
   const int32_t window = model_->text().sliding_window();
+  Ops& ops = rank_->ops();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
     const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
     tokens.clear(), positions.clear(), outputs.clear(), visible.clear(), windowed.clear(), sequences.clear();
     for (const Row& row : ubatch) {
       const auto r = static_cast<int32_t>(tokens.size());
       if (r == 0 || row.sequence != ubatch[static_cast<size_t>(r) - 1].sequence)
-        sequences.push_back({{r, r}, memory_.pages(row.sequence)});
-      sequences.back().rows.end = r + 1;
+        sequences.push_back(sequence_rows(row.sequence, r, begin > 0 && rows[begin - 1].sequence == row.sequence));
+      SequenceRows& sequence = sequences.back();
+      sequence.rows.end = r + 1;
+      sequence.tokens = std::span(tokens_[static_cast<size_t>(row.sequence)]).first(static_cast<size_t>(row.index) + 1);
       tokens.push_back(row.token);
       positions.push_back(row.index);
       visible.push_back({0, row.index + 1});
@@ -124,10 +142,11 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
     const Rows windowed_rows{tokens, positions, positions, windowed, sequences};
     for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], positions);
-    ops_->set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
-    const Ops::Scope scope(*ops_);
-    const ForwardState state{kv_layers_, tables, windowed_rows};
-    const Tensor logits = model_->text().forward(*ops_, ubatch_rows, state, outputs);
+    ops.set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
+    const Ops::Scope scope(ops);
+    const Tensor hidden = rank_->forward({ubatch_rows, windowed_rows, tables, outputs});
+    if (outputs.empty()) continue;
+    const Tensor logits = model_->text().head(ops, hidden);
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
                 std::span<const float>(logits.row(i), static_cast<size_t>(logits.features)));
@@ -137,6 +156,8 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
 std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
   const std::lock_guard lock(mutex_);
   if (n_passes < 1) throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", expected 1 or more");
+  if (n_passes > 1 && is_recurrent())
+    throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", a recurrent model takes 1");
   std::vector<StepOutput> outputs;
   outputs.reserve(work.size() * static_cast<size_t>(n_passes));
   step_once(work, outputs);
@@ -156,9 +177,9 @@ std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t
   } catch (const ContextFull&) {
     return outputs;  // no page for another pass: those before it stand
   } catch (...) {
-    for (const SequenceWork& item : next) memory_.truncate(item.sequence, memory_.length(item.sequence) - (pass - 1));
+    for (const SequenceWork& item : next) cut(item.sequence, memory_.length(item.sequence) - (pass - 1));
     for (const SequenceWork& item : work)
-      memory_.truncate(item.sequence, memory_.length(item.sequence) - static_cast<int32_t>(item.tokens.size()));
+      cut(item.sequence, memory_.length(item.sequence) - static_cast<int32_t>(item.tokens.size()));
     throw;
   }
   return outputs;
@@ -185,8 +206,8 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
       item_of_row.push_back(item);
     }
   }
-  AppendGuard guard(memory_);
-  for (const SequenceWork& w : work) guard.append(w.sequence, static_cast<int32_t>(w.tokens.size()));
+  AppendGuard guard(*this);
+  for (const SequenceWork& w : work) guard.append(w.sequence, w.tokens);
 
   const size_t n_before = outputs.size();
   compute(rows, [&](size_t row, std::span<const float> logits) {
@@ -247,8 +268,13 @@ void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> se
   logits_rows_ = 0;
   logits_.resize(n_wanted * vocab);
 
-  AppendGuard guard(memory_);
-  for (const auto& [sequence, members] : rows_of_sequence) guard.append(sequence, static_cast<int32_t>(members.size()));
+  AppendGuard guard(*this);
+  std::vector<int32_t> added;
+  for (const auto& [sequence, members] : rows_of_sequence) {
+    added.clear();
+    for (const size_t i : members) added.push_back(tokens[i]);
+    guard.append(sequence, added);
+  }
   compute(rows, [&](size_t row, std::span<const float> logits) {
     std::copy(logits.begin(), logits.end(), logits_.begin() + static_cast<ptrdiff_t>(output_row[origin[row]] * vocab));
   });
@@ -261,6 +287,12 @@ int32_t Engine::length(int32_t sequence) const {
   return memory_.length(sequence);
 }
 
+std::vector<int32_t> Engine::tokens(int32_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  memory_.length(sequence);  // throws for an unknown one
+  return tokens_[static_cast<size_t>(sequence)];
+}
+
 bool Engine::can_append(int32_t sequence, int32_t n_tokens) const {
   const std::lock_guard lock(mutex_);
   return memory_.can_append(sequence, n_tokens);
@@ -271,19 +303,42 @@ int32_t Engine::free_tokens() const {
   return memory_.free_pages() * kPageTokens;
 }
 
+void Engine::check_cut(int32_t sequence, int32_t length) const {
+  const int32_t held = memory_.length(sequence);
+  if (is_recurrent() && length != 0 && length != held)
+    throw InvalidArgument("sequence " + std::to_string(sequence) + " of a recurrent model holds " +
+                          std::to_string(held) + " tokens; it cannot be cut to " + std::to_string(length));
+}
+
+void Engine::cut(int32_t sequence, int32_t length) {
+  memory_.truncate(sequence, length);
+  tokens_[static_cast<size_t>(sequence)].resize(static_cast<size_t>(length));
+  if (length == 0) states_.clear(sequence);
+}
+
 void Engine::truncate(int32_t sequence, int32_t length) {
   const std::lock_guard lock(mutex_);
-  memory_.truncate(sequence, length);
+  check_cut(sequence, length);
+  cut(sequence, length);
 }
 
 void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   const std::lock_guard lock(mutex_);
+  check_cut(source, length);
+  memory_.length(destination);  // throws for an unknown one
+  const std::vector<int32_t>& from = tokens_[static_cast<size_t>(source)];
+  std::vector<int32_t> shared(from.begin(), from.begin() + std::clamp(length, 0, static_cast<int32_t>(from.size())));
   memory_.fork(source, destination, length);
+  tokens_[static_cast<size_t>(destination)] = std::move(shared);
+  if (length > 0)
+    states_.fork(source, destination);
+  else
+    states_.clear(destination);
 }
 
 void Engine::clear(int32_t sequence) {
   const std::lock_guard lock(mutex_);
-  memory_.clear(sequence);
+  cut(sequence, 0);
 }
 
 InputStatistics Engine::importance() const {

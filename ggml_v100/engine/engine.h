@@ -12,10 +12,11 @@
 
 #include "base/error.h"
 #include "engine/loaded_model.h"
+#include "engine/rank.h"
 #include "memory/paged_memory.h"
+#include "memory/state_pool.h"
 #include "ops/observed.h"
 #include "sampling/sampler.h"
-#include "tensor/buffer.h"
 
 namespace v100 {
 
@@ -63,7 +64,10 @@ class Engine {
   int32_t n_seq_max() const { return memory_.n_sequences(); }
   int32_t n_batch() const { return n_batch_; }
   int32_t n_ubatch() const { return n_ubatch_; }
-  size_t kv_bytes() const { return kv_.size(); }
+  size_t kv_bytes() const { return rank_->kv_bytes(); }
+
+  // Whether sequences carry a state that cannot be cut back (recurrent layers).
+  bool is_recurrent() const { return rank_->state_bytes() > 0; }
 
   // One scheduler iteration. All or nothing: throws ContextFull or InvalidArgument before any row is computed; after any
   // other error every sequence has its old length.
@@ -71,6 +75,7 @@ class Engine {
   // n_passes > 1 goes on from the drawn tokens, as if step were called again with each as the only token of its sequence,
   // without a word from the caller in between; items without a sampler take part in the first pass only. It ends early
   // when the next token of a sequence finds no page. Outputs come pass by pass, each in the order of the work.
+  // Recurrent models are limited to one pass (InvalidArgument): an error in a later one could not be undone.
   std::vector<StepOutput> step(std::span<const SequenceWork> work, int32_t n_passes = 1);
 
   // Appends tokens[i] to sequences[i], in order, and keeps the logits of the rows with wanted[i] (spans of equal length).
@@ -80,8 +85,11 @@ class Engine {
   int32_t logits_rows() const { return logits_rows_; }
 
   int32_t length(int32_t sequence) const;
+  std::vector<int32_t> tokens(int32_t sequence) const;
   bool can_append(int32_t sequence, int32_t n_tokens) const;
   int32_t free_tokens() const;
+  // The first `length` tokens of a sequence: kept, or given to another, which shares them. A recurrent model's sequence
+  // can be kept or shared whole or not at all (InvalidArgument for other lengths).
   void truncate(int32_t sequence, int32_t length);
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
@@ -104,7 +112,10 @@ class Engine {
   class AppendGuard;
 
   void check_token(int32_t token) const;
+  void check_cut(int32_t sequence, int32_t length) const;
+  void cut(int32_t sequence, int32_t length);
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
+  SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
   // Computes rows (grouped by sequence, indices ascending) in ubatches; on_logits(row number, logits) for wanted ones.
   template <typename OnLogits>
   void compute(std::span<const Row> rows, OnLogits&& on_logits);
@@ -112,15 +123,13 @@ class Engine {
   std::shared_ptr<const LoadedModel> model_;
   int32_t n_ctx_, n_batch_, n_ubatch_, n_threads_, n_threads_batch_;
   std::vector<KvShape> kv_shapes_;
-  size_t page_bytes_ = 0;             // all layers
-  std::vector<size_t> layer_offset_;  // within a page
-  Buffer kv_;                         // [pages][layers] page of layer
-  std::vector<KvLayer> kv_layers_;
   PagedMemory memory_;
+  StatePool states_;
+  std::vector<std::vector<int32_t>> tokens_;  // of each sequence, as many as its length
   std::vector<RopeAngles> ropes_;
   std::vector<RopeTableBuffer> rope_tables_;  // one for each
-  InputStatistics importance_;                // written by ops_
-  std::unique_ptr<Ops> ops_;
+  InputStatistics importance_;                // written by the rank's operations
+  std::unique_ptr<Rank> rank_;
   std::vector<float> logits_;
   int32_t logits_rows_ = 0;
   mutable std::mutex mutex_;

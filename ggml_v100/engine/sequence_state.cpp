@@ -1,6 +1,6 @@
-// Saving and loading of one sequence: header, then its pages. Little-endian hosts only read their own files back; the
+// Saving and loading of one sequence: header, tokens, recurrent state, pages. Little-endian hosts only read their own files back; the
 // header's fingerprint covers model, backend and KV types, so a page is only ever read by code of the same layout.
-#include <bit>
+#include <algorithm>
 #include <cstring>
 
 #include "engine/engine.h"
@@ -10,7 +10,7 @@ namespace v100 {
 namespace {
 
 constexpr uint32_t kMagic = 0x564B3156;  // "V1KV"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 
 struct StateHeader {
   uint32_t magic;
@@ -20,8 +20,9 @@ struct StateHeader {
   int32_t page_tokens;
   int32_t length;  // tokens
   uint64_t page_bytes;
+  uint64_t state_bytes;  // recurrent, 0 for models that only attend
 };
-static_assert(sizeof(StateHeader) == 40);
+static_assert(sizeof(StateHeader) == 48);
 
 size_t page_count(int32_t length) { return static_cast<size_t>((length + kPageTokens - 1) / kPageTokens); }
 
@@ -29,6 +30,8 @@ size_t page_count(int32_t length) { return static_cast<size_t>((length + kPageTo
 
 std::vector<std::byte> Engine::save_sequence(int32_t sequence) const {
   const std::lock_guard lock(mutex_);
+  const size_t page_bytes = rank_->page_bytes(), state_bytes = rank_->state_bytes();
+  const int32_t slot = states_.slot(sequence);
   const StateHeader header{kMagic,
                            kVersion,
                            model_->fingerprint(),
@@ -36,19 +39,29 @@ std::vector<std::byte> Engine::save_sequence(int32_t sequence) const {
                            static_cast<int32_t>(kv_shapes_[0].type_v),
                            kPageTokens,
                            memory_.length(sequence),
-                           page_bytes_};
+                           page_bytes,
+                           state_bytes};
   const auto pages = memory_.pages(sequence);
-  std::vector<std::byte> state(sizeof header + pages.size() * page_bytes_);
-  std::memcpy(state.data(), &header, sizeof header);
-  for (size_t i = 0; i < pages.size(); ++i)
-    std::memcpy(state.data() + sizeof header + i * page_bytes_,
-                kv_.data() + static_cast<size_t>(pages[i]) * page_bytes_, page_bytes_);
+  const std::span<const int32_t> tokens = tokens_[static_cast<size_t>(sequence)];
+  std::vector<std::byte> state(sizeof header + tokens.size_bytes() + state_bytes + pages.size() * page_bytes);
+  std::byte* to = state.data();
+  const auto put = [&](const void* from, size_t bytes) {
+    to = std::copy_n(static_cast<const std::byte*>(from), bytes, to);
+  };
+  put(&header, sizeof header);
+  put(tokens.data(), tokens.size_bytes());
+  if (slot >= 0)
+    put(rank_->state(slot), state_bytes);
+  else
+    to += state_bytes;
+  for (const PageId page : pages) put(rank_->page(page), page_bytes);
   return state;
 }
 
 void Engine::load_sequence(int32_t sequence, std::span<const std::byte> state) {
   const std::lock_guard lock(mutex_);
-  memory_.clear(sequence);
+  const size_t page_bytes = rank_->page_bytes(), state_bytes = rank_->state_bytes();
+  cut(sequence, 0);
   StateHeader header;
   if (state.size() < sizeof header)
     throw InvalidArgument("sequence state is truncated: " + std::to_string(state.size()) + " bytes");
@@ -61,18 +74,30 @@ void Engine::load_sequence(int32_t sequence, std::span<const std::byte> state) {
     throw InvalidArgument("sequence state was saved with another model, quantisation or instruction set");
   if (header.type_k != static_cast<int32_t>(kv_shapes_[0].type_k) ||
       header.type_v != static_cast<int32_t>(kv_shapes_[0].type_v) || header.page_tokens != kPageTokens ||
-      header.page_bytes != page_bytes_)
+      header.page_bytes != page_bytes || header.state_bytes != state_bytes)
     throw InvalidArgument("sequence state was saved with other KV cache types");
-  if (header.length < 0 || state.size() != sizeof header + page_count(header.length) * page_bytes_)
-    throw InvalidArgument(
-        "sequence state of " + std::to_string(header.length) + " tokens has " + std::to_string(state.size()) +
-        " bytes, expected " +
-        std::to_string(sizeof header + page_count(header.length < 0 ? 0 : header.length) * page_bytes_));
+  const auto n_tokens = static_cast<size_t>(std::max(header.length, 0));
+  const size_t expected =
+      sizeof header + n_tokens * sizeof(int32_t) + state_bytes + page_count(std::max(header.length, 0)) * page_bytes;
+  if (header.length < 0 || state.size() != expected)
+    throw InvalidArgument("sequence state of " + std::to_string(header.length) + " tokens has " +
+                          std::to_string(state.size()) + " bytes, expected " + std::to_string(expected));
+  const std::byte* from = state.data() + sizeof header;
+  std::vector<int32_t> tokens(n_tokens);
+  std::memcpy(tokens.data(), from, n_tokens * sizeof(int32_t));
+  for (const int32_t token : tokens) check_token(token);
+  from += n_tokens * sizeof(int32_t);
   memory_.append(sequence, header.length);
-  const auto pages = memory_.pages(sequence);
-  for (size_t i = 0; i < pages.size(); ++i)
-    std::memcpy(kv_.data() + static_cast<size_t>(pages[i]) * page_bytes_,
-                state.data() + sizeof header + i * page_bytes_, page_bytes_);
+  tokens_[static_cast<size_t>(sequence)] = std::move(tokens);
+  if (state_bytes > 0 && header.length > 0) {
+    std::memcpy(rank_->state(states_.begin(sequence)), from, state_bytes);
+    states_.commit(sequence);
+  }
+  from += state_bytes;
+  for (const PageId page : memory_.pages(sequence)) {
+    std::memcpy(rank_->page(page), from, page_bytes);
+    from += page_bytes;
+  }
 }
 
 }  // namespace v100

@@ -36,8 +36,11 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
   a = ops.gather_rows(a, outputs);
   feed_forward(ops, last, x, a);
   ops.tap("block_out", last, x);
-  const Tensor n = ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
-  const Tensor logits = ops.linear(n, output_);  // [outputs, vocab]
+  return ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
+}
+
+Tensor Decoder::head(Ops& ops, Tensor hidden) const {
+  const Tensor logits = ops.linear(hidden, output_);  // [rows, vocab]
   if (logit_cap_ > 0.0f) ops.soft_cap(logits, logit_cap_);
   return logits;
 }

@@ -17,6 +17,7 @@ class Decoder : public TextModel {
   std::vector<KvShape> kv_shapes() const override;
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
+  Tensor head(Ops& ops, Tensor hidden) const final;
 
  protected:
   // Loads what belongs to no block.

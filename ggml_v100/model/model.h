@@ -14,26 +14,32 @@ namespace v100 {
 
 // What a forward pass reads besides its rows: built by the engine for each ubatch.
 struct ForwardState {
-  std::span<const KvLayer> kv;       // per layer
-  std::span<const RopeTable> ropes;  // one for each of TextModel::ropes()
-  Rows windowed;                     // the rows as layers with a sliding window see them; else the rows as they are
+  std::span<const KvLayer> kv;           // one for each of TextModel::kv_shapes()
+  std::span<const StateRecords> states;  // one for each of TextModel::state_shapes()
+  std::span<const RopeTable> ropes;      // one for each of TextModel::ropes()
+  Rows windowed;                         // the rows as layers with a sliding window see them; else the rows as they are
 };
 
 class TextModel {
  public:
   virtual ~TextModel() = default;
   virtual const Hyperparameters& hyperparameters() const = 0;
-  // Cache of each layer, types left to the engine.
+  // The caches of the layers that attend, types left to the engine.
   virtual std::vector<KvShape> kv_shapes() const = 0;
+  // The records of a sequence's recurrent state; none for models that only attend.
+  virtual std::vector<StateShape> state_shapes() const { return {}; }
   // Angles for sequences of at most n_ctx tokens (longrope chooses its factors by that length), one for each kind of
   // layer that rotates by its own.
   virtual std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const = 0;
   // Tokens that a layer with a sliding window sees, the row's own included; 0: no such layers.
   virtual int32_t sliding_window() const { return 0; }
-  // Runs the rows through all layers, appending to the KV pages. Returns logits [outputs, vocab] of the given rows; a
-  // tensor without rows when outputs is empty. The caller holds an Ops::Scope.
+  // Runs the rows through all layers, appending to the KV pages and moving the states on. Returns the hidden states
+  // [outputs, hidden] of the given rows after the output norm; a tensor without rows when outputs is empty. The caller
+  // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
+  // Logits [rows, vocab] of hidden states.
+  virtual Tensor head(Ops& ops, Tensor hidden) const = 0;
 };
 
 }  // namespace v100

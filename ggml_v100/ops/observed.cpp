@@ -52,6 +52,17 @@ class ObservedOps final : public Ops {
                  RopeLayout layout) override {
     inner_->norm_rope(x, heads, head_dim, w, eps, table, layout);
   }
+  void apply_gate(Tensor x, Tensor gate) override { inner_->apply_gate(x, gate); }
+  Tensor causal_conv_silu(Tensor x, const ConvWeight& w, const Rows& rows, const StateRecords& history) override {
+    return inner_->causal_conv_silu(x, w, rows, history);
+  }
+  Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
+                   const StateRecords& memory) override {
+    return inner_->delta_net(qkv, beta, alpha, w, eps, rows, memory);
+  }
+  void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
+    inner_->norm_gate(x, gate, w, eps, function);
+  }
   Routing route(Tensor logits, int32_t used) override { return inner_->route(logits, used); }
   Tensor mix_experts(Tensor x, const Routing& routing) override { return inner_->mix_experts(x, routing); }
   void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) override {

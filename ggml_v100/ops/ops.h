@@ -17,6 +17,7 @@
 
 #include "base/thread_settings.h"
 #include "ops/kv.h"
+#include "ops/state.h"
 #include "quants/types.h"
 #include "tensor/tensor.h"
 
@@ -76,6 +77,32 @@ struct Routing {
 };
 
 enum class Activation { silu, gelu };  // silu_f32, gelu_f32 of base/math.h
+
+// Depthwise convolution over the tokens of a sequence: tap t of channel c at data[t * channels + c], the oldest token first.
+// Tap t reads the token (taps - 1 - t) * dilation before the row's own.
+struct ConvWeight {
+  std::shared_ptr<const float[]> data;  // [taps, channels]
+  int32_t taps = 0;
+  int32_t channels = 0;
+  int32_t dilation = 1;
+
+  int32_t history() const { return (taps - 1) * dilation; }  // tokens of the state record, [history, channels]
+};
+
+// Gated delta net. Value head h reads key head h % key_heads. Record of the state: [value_heads, head_dim, head_dim],
+// M[i][j] with key feature i and value feature j.
+struct DeltaNet {
+  int32_t key_heads = 0;
+  int32_t value_heads = 0;
+  int32_t head_dim = 0;  // of keys and values, a multiple of 16
+  VectorWeight a;        // [value_heads], -exp(A_log)
+  VectorWeight dt_bias;  // [value_heads]
+
+  int32_t key_size() const { return key_heads * head_dim; }
+  int32_t value_size() const { return value_heads * head_dim; }
+};
+
+enum class GateFunction { silu, sigmoid };  // silu_f32, sigmoid_f32 of base/math.h
 
 enum class RopeLayout {
   interleaved,  // pair p = (2p, 2p + 1)              "NORM"
@@ -165,6 +192,28 @@ class Ops {
   // Pages are merged in order with M = max(m1, m2), a = exp_f32(m1 - M), b = exp_f32(m2 - M):
   //   l = fma(l1, a, l2 * b), o = fma(o1, a, o2 * b).       The result is o / l. A row that sees no key gives zeros.
   virtual Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) = 0;
+
+  // In place: x [rows, features] *= sigmoid_f32(gate [rows, gates]); a gate covers features / gates adjacent features.
+  virtual void apply_gate(Tensor x, Tensor gate) = 0;
+
+  // y = silu_f32(s) with s = fma over taps (w_t, x_t, s) in order of t, from 0, of each channel of x [rows, channels].
+  // Tokens before the ubatch come from the record, zeros where the sequence begins. Writes the last history() tokens.
+  virtual Tensor causal_conv_silu(Tensor x, const ConvWeight& w, const Rows& rows, const StateRecords& history) = 0;
+
+  // Gated delta rule (Yang et al. 2024, "Gated Delta Networks"), token after token of each sequence.
+  // qkv [rows, 2 key_size + value_size]; beta, alpha [rows, value_heads] -> o [rows, value_size]. Per row and value head:
+  //   A = float(exp(a * softplus(alpha + dt_bias))), b = float(1 / (1 + exp(-beta))), both in f64;
+  //   k = k * s with s = 1 / sqrt(m + eps), m = sum of k_i^2 in 16 interleaved fma partial sums; q likewise, then
+  //   q = q * r with r = 1 / sqrt(float(head_dim));  kq = sum of k_i * q_i in 16 interleaved fma partial sums
+  //   p_j = sum over i of fma(M[i][j], k_i), t_j = sum over i of fma(M[i][j], q_i), each in two partial sums from 0, even i
+  //   and odd i, added at the end;  d_j = b * fma(-A, p_j, v_j);  o_j = fma(kq, d_j, A * t_j)
+  //   M[i][j] = fma(k_i, d_j, A * M[i][j])
+  // A prompt may be cut anywhere: the bits are the same.
+  virtual Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
+                           const StateRecords& memory) = 0;
+
+  // In place: each head [head_dim] of x [rows, heads * head_dim] becomes rms_norm(head, w, eps) * function(gate).
+  virtual void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) = 0;
 
   // Chooses `used` experts for each row of router logits [rows, experts], the largest first, of equal ones the lower id.
   //   p_e = exp_f32(logit_e - max), P = sum of p_e over all experts in 16 interleaved partial sums, q_j = p_(e_j) / P,

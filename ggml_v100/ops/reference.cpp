@@ -11,6 +11,8 @@
 #include "base/math.h"
 #include "base/thread_pool.h"
 #include "ops/arena.h"
+#include "ops/causal_conv.h"
+#include "ops/delta_net.h"
 #include "ops/reference_blocks.h"
 #include "ops/routing.h"
 #include "quants/decode.h"
@@ -175,6 +177,38 @@ class ReferenceOps final : public Ops {
       });
     }
     return y;
+  }
+
+  void apply_gate(Tensor x, Tensor gate) override {
+    const int32_t width = x.features / gate.features;
+    for (int32_t r = 0; r < x.rows; ++r)
+      for (int32_t i = 0; i < x.features; ++i) x.row(r)[i] *= sigmoid_f32(gate.row(r)[i / width]);
+  }
+
+  Tensor causal_conv_silu(Tensor x, const ConvWeight& w, const Rows& rows, const StateRecords& history) override {
+    Tensor y = create(x.rows, x.features);
+    for (const SequenceRows& sequence : rows.sequences) causal_conv_silu_sequence(x, w, sequence, history, y);
+    return y;
+  }
+
+  Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
+                   const StateRecords& memory) override {
+    Tensor y = create(qkv.rows, w.value_size());
+    for (const SequenceRows& sequence : rows.sequences) {
+      DeltaNetMemory state(w, memory, sequence);
+      for (int32_t r = sequence.rows.begin; r < sequence.rows.end; ++r)
+        state.step(qkv.row(r), beta.row(r), alpha.row(r), eps, y.row(r));
+      state.store(memory, sequence);
+    }
+    return y;
+  }
+
+  void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
+    const Scope scope(*this);
+    const Tensor normed = rms_norm({x.data, x.rows * (x.features / w.size), w.size}, w, eps);
+    for (int64_t i = 0; i < x.size(); ++i)
+      x.data[i] =
+          normed.data[i] * (function == GateFunction::silu ? silu_f32(gate.data[i]) : sigmoid_f32(gate.data[i]));
   }
 
   Routing route(Tensor logits, int32_t used) override {

@@ -1,0 +1,56 @@
+// One device's share of a running model: its operations, KV pages and recurrent states.
+//
+// Pages and slots are numbered alike on all ranks: page p of every rank holds the same tokens, each rank's heads of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/model.h"
+#include "ops/ops.h"
+#include "tensor/buffer.h"
+
+namespace v100 {
+
+// Rows of one forward pass, and what the model reads beside them.
+struct Ubatch {
+  Rows rows;
+  Rows windowed;                     // as layers with a sliding window see them
+  std::span<const RopeTable> ropes;  // one for each of TextModel::ropes()
+  std::span<const int32_t> outputs;  // rows whose hidden states are wanted
+};
+
+class Rank {
+ public:
+  // shapes: TextModel::kv_shapes() with their types. Throws OutOfMemory, InvalidArgument.
+  Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
+       int32_t n_pages, int32_t n_state_slots);
+
+  const TextModel& text() const { return text_; }
+  Ops& ops() const { return *ops_; }
+
+  size_t page_bytes() const { return page_bytes_; }  // all layers
+  std::byte* page(PageId id) const { return kv_.data() + static_cast<size_t>(id) * page_bytes_; }
+  size_t kv_bytes() const { return kv_.size(); }
+
+  size_t state_bytes() const { return static_cast<size_t>(state_values_) * sizeof(float); }  // all records of a slot
+  std::byte* state(int32_t slot) const { return states_.data() + static_cast<size_t>(slot) * state_bytes(); }
+
+  // Hidden states [outputs, hidden] after the output norm, this rank's like every other's. The caller holds a Scope.
+  Tensor forward(const Ubatch& ubatch) const;
+
+ private:
+  const TextModel& text_;
+  std::unique_ptr<Ops> ops_;
+  size_t page_bytes_ = 0;
+  int64_t state_values_ = 0;
+  Buffer kv_;  // [pages][layers] page of layer
+  std::vector<KvLayer> kv_layers_;
+  Buffer states_;  // [slots][records]
+  std::vector<StateRecords> records_;
+};
+
+}  // namespace v100

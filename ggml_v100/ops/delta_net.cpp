@@ -1,0 +1,69 @@
+// The recurrence of the gated delta net, one token and head at a time.
+#include "ops/delta_net.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/math.h"
+
+namespace v100 {
+
+namespace {
+
+float dot_16(const float* x, const float* y, int32_t n) {
+  float partial[16] = {};
+  for (int32_t i = 0; i < n; ++i) partial[i % 16] = std::fma(x[i], y[i], partial[i % 16]);
+  return sum_of_16(partial);
+}
+
+}  // namespace
+
+DeltaGate delta_gate(float beta, float alpha, float a, float dt_bias) {
+  const double x = double{alpha} + double{dt_bias};
+  const double softplus = x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
+  return {static_cast<float>(std::exp(double{a} * softplus)), static_cast<float>(1 / (1 + std::exp(-double{beta})))};
+}
+
+DeltaNetMemory::DeltaNetMemory(const DeltaNet& w, const StateRecords& memory, const SequenceRows& sequence)
+    : w_(w), values_(static_cast<size_t>(w.value_size()) * static_cast<size_t>(w.head_dim), 0.0f) {
+  if (const float* old = memory.at(sequence.state_from)) std::copy_n(old, values_.size(), values_.begin());
+}
+
+void DeltaNetMemory::store(const StateRecords& memory, const SequenceRows& sequence) const {
+  std::copy(values_.begin(), values_.end(), memory.at(sequence.state_to));
+}
+
+void DeltaNetMemory::step(const float* qkv, const float* beta, const float* alpha, float eps, float* y) {
+  const float *q = qkv, *k = q + w_.key_size(), *v = k + w_.key_size();
+  for (int32_t h = 0; h < w_.value_heads; ++h) {
+    const int32_t key = h % w_.key_heads * w_.head_dim, value = h * w_.head_dim;
+    step_head(h, q + key, k + key, v + value, delta_gate(beta[h], alpha[h], w_.a.data[h], w_.dt_bias.data[h]), eps,
+              y + value);
+  }
+}
+
+void DeltaNetMemory::step_head(int32_t head, const float* q, const float* k, const float* v, DeltaGate gate, float eps,
+                               float* y) {
+  const int32_t n = w_.head_dim;
+  const float k_scale = 1.0f / std::sqrt(dot_16(k, k, n) + eps), q_scale = 1.0f / std::sqrt(dot_16(q, q, n) + eps);
+  const float r = 1.0f / std::sqrt(static_cast<float>(n));
+  std::vector<float> kn(static_cast<size_t>(n)), qn(static_cast<size_t>(n));
+  for (int32_t i = 0; i < n; ++i) {
+    kn[static_cast<size_t>(i)] = k[i] * k_scale;
+    qn[static_cast<size_t>(i)] = (q[i] * q_scale) * r;
+  }
+  const float kq = dot_16(kn.data(), qn.data(), n);
+  float* m = &values_[static_cast<size_t>(head) * static_cast<size_t>(n) * static_cast<size_t>(n)];
+  for (int32_t j = 0; j < n; ++j) {
+    float p[2] = {}, t[2] = {};
+    for (int32_t i = 0; i < n; ++i) {
+      p[i % 2] = std::fma(m[i * n + j], kn[static_cast<size_t>(i)], p[i % 2]);
+      t[i % 2] = std::fma(m[i * n + j], qn[static_cast<size_t>(i)], t[i % 2]);
+    }
+    const float d = gate.beta * std::fma(-gate.decay, p[0] + p[1], v[j]);
+    y[j] = std::fma(kq, d, gate.decay * (t[0] + t[1]));
+    for (int32_t i = 0; i < n; ++i) m[i * n + j] = std::fma(kn[static_cast<size_t>(i)], d, gate.decay * m[i * n + j]);
+  }
+}
+
+}  // namespace v100

@@ -1,0 +1,35 @@
+// Gated delta net in plain loops: the gates, which every backend computes with this code, and the recurrence of ops.h.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "ops/ops.h"
+
+namespace v100 {
+
+// What a token does to the memory of a value head: it keeps `decay` of it and writes with strength `beta`.
+struct DeltaGate {
+  float decay;  // exp(a * softplus(alpha + dt_bias)), 0..1
+  float beta;   // sigmoid of the projection
+};
+
+// In f64, rounded once. softplus(x) = log(1 + e^x).
+DeltaGate delta_gate(float beta, float alpha, float a, float dt_bias);
+
+// The memories of one sequence: [value_heads][head_dim (key feature)][head_dim (value feature)].
+class DeltaNetMemory {
+ public:
+  DeltaNetMemory(const DeltaNet& w, const StateRecords& memory, const SequenceRows& sequence);
+  // One token: qkv [2 key_size + value_size], beta and alpha [value_heads] -> y [value_size].
+  void step(const float* qkv, const float* beta, const float* alpha, float eps, float* y);
+  void store(const StateRecords& memory, const SequenceRows& sequence) const;
+
+ private:
+  void step_head(int32_t head, const float* q, const float* k, const float* v, DeltaGate gate, float eps, float* y);
+
+  const DeltaNet& w_;
+  std::vector<float> values_;
+};
+
+}  // namespace v100

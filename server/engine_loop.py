@@ -17,6 +17,7 @@ from typing import Any
 
 from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
 from pyllama.server import scheduler
+from pyllama.server.embedding_tasks import EmbeddingQueue, EmbeddingRequest
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
 from pyllama.server.metrics import Totals
@@ -43,6 +44,7 @@ class LoopSettings:
     max_passes: while every sequence generates and nothing waits, up to that many tokens of each are drawn in one engine
     step, as long as the step lasts no longer than `STEP_SECONDS`: on a small model the work between two steps would
     otherwise cost several per cent.
+    n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
     """
 
     n_slots: int
@@ -52,12 +54,13 @@ class LoopSettings:
     mixes_prompts: bool = True
     max_queue: int = 1024
     max_passes: int = 1
+    n_embedding_rows: int = 512
 
 
 class EngineLoop:
     """Owner of the engine while it runs. `deliver` gets the events of each step, on the engine thread.
 
-    make_work: `pyllama._engine.Work`.
+    make_work: `pyllama._engine.Work`. embeddings: where `EmbeddingRequest`s go; None refuses them.
     """
 
     def __init__(
@@ -67,11 +70,13 @@ class EngineLoop:
         *,
         make_work: Callable[..., Any],
         deliver: Callable[[list[Event]], None],
+        embeddings: EmbeddingQueue | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
         self.totals = Totals()
         self._engine = engine
+        self._embeddings = embeddings
         self._settings = settings
         self._n_batch = max(settings.n_batch, settings.n_slots + 1)
         self._make_work = make_work
@@ -94,19 +99,27 @@ class EngineLoop:
 
     @property
     def n_deferred(self) -> int:
-        """Prompts that wait for a slot."""
-        return len(self._waiting) + sum(len(request.groups) for request in tuple(self._arrived))
+        """Prompts that wait for a slot, and texts that wait to be embedded."""
+        n_arrived = sum(
+            len(request.tasks if isinstance(request, EmbeddingRequest) else request.groups)
+            for request in tuple(self._arrived)
+        )
+        return len(self._waiting) + n_arrived + (self._embeddings.n_waiting if self._embeddings else 0)
 
     @property
     def n_busy(self) -> int:
-        return sum(slot.generation is not None for slot in self.slots)
+        """Requests that run: slots that are in use, and texts being embedded."""
+        n_embedded = self._embeddings.n_running if self._embeddings else 0
+        return sum(slot.generation is not None for slot in self.slots) + n_embedded
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: ActiveRequest) -> None:
-        """Queue all groups of a request. Raises `QueueFull`."""
+        """Queue all parts of a request. Raises `QueueFull`."""
+        if isinstance(request, EmbeddingRequest) and self._embeddings is None:
+            raise InvalidArgument("the engine loop was created without a queue for embeddings")
         with self._condition:
             if self._is_stopping:
                 raise Unavailable("the server is shutting down")
@@ -184,6 +197,7 @@ class EngineLoop:
                     or self._slot_actions
                     or self._is_stopping
                     or self._waiting
+                    or self._embeddings
                     or self.n_busy
                 ):
                     self._condition.wait()
@@ -214,6 +228,8 @@ class EngineLoop:
         plan = scheduler.plan_step(states, self._n_batch, mixes_prompts=self._settings.mixes_prompts)
         if plan:
             self._step(plan)
+        if self._embeddings and (self._has_stepped or not plan):
+            self._embed(self._embeddings, n_rows=self._settings.n_embedding_rows if plan else self._n_batch)
         self._flush()
 
     def _flush(self) -> None:
@@ -225,6 +241,9 @@ class EngineLoop:
         while self._arrived:
             with self._condition:
                 request = self._arrived.popleft()
+                if isinstance(request, EmbeddingRequest):
+                    self._embeddings.add(request)
+                    continue
                 groups = request.groups
                 for generation in request.generations:
                     generation.age = self._n_arrivals
@@ -239,6 +258,8 @@ class EngineLoop:
     def _drop_cancelled(self) -> None:
         while self._cancelled:
             request = self._cancelled.popleft()
+            if self._embeddings is not None:
+                self._embeddings.cancel(request)
             self._waiting = [group for group in self._waiting if group[0].request is not request]
             for slot in self.slots:
                 if slot.generation is not None and slot.generation.request is request:
@@ -260,7 +281,7 @@ class EngineLoop:
     # ---- admission and prefix reuse
 
     def _admit(self) -> None:
-        if not self._waiting:
+        if not self._waiting or (self._embeddings is not None and self._embeddings.lacks_memory):
             return
         idle = {slot.id for slot in self.slots if slot.generation is None}
         if not idle:
@@ -406,6 +427,35 @@ class EngineLoop:
         for slot in finished:
             self._finish(slot)
 
+    def _embed(self, queue: EmbeddingQueue, n_rows: int) -> None:
+        """Move the texts that are to be embedded on by up to `n_rows` tokens."""
+        is_alone = all(slot.generation is None for slot in self.slots)
+        queue.admit(self._drop_idle_cache, must_start=is_alone)
+        started = self._clock()
+        try:
+            n_done, n_tasks, finished = queue.step(n_rows)
+        except ContextFull:
+            if self._drop_idle_cache() or (queue.n_running > 1 and is_alone and queue.give_way()):
+                return
+            if not is_alone:
+                queue.give_way()
+                return
+            error = ServerFault("Context size has been exceeded.")
+            self._events += [Failed(task, error) for task in queue.drop_running()]
+            return
+        except PyllamaError as error:
+            log.error("embedding failed: %s: %s", type(error).__name__, error)
+            self._events += [Failed(task, error) for task in queue.drop_running()]
+            return
+        self._events += [Finished(task) for task in finished]
+        if n_done:
+            totals = self.totals
+            totals.n_decode += 1
+            totals.n_busy_slots += n_tasks
+            totals.prompt_tokens += n_done
+            totals.prompt_seconds += self._clock() - started
+            totals.n_tokens_max = max(totals.n_tokens_max, *(len(task.tokens) for task in finished), 0)
+
     def _score_prompt(self) -> None:
         """Run some prompt tokens of the oldest request that wants them scored; the last one is left to a step."""
         scoring = [s for s in self.slots if s.generation is not None and s.generation.is_scoring]
@@ -534,6 +584,9 @@ class EngineLoop:
         """The pool has no pages for a plan: an idle slot forgets its tokens, else the newest sequence gives way."""
         if self._drop_idle_cache():
             return
+        if self._embeddings is not None and self._embeddings.give_way():
+            self._has_stepped = False
+            return
         planned = {chunk.slot for chunk in plan}
         candidates = [
             state
@@ -588,6 +641,8 @@ class EngineLoop:
         for slot in self.slots:
             if slot.generation is not None:
                 self._fail(slot, error)
+        if self._embeddings is not None:
+            self._events += [Failed(task, error) for task in self._embeddings.take_all()]
         while self._slot_actions:
             _, _, future = self._slot_actions.popleft()
             if future.set_running_or_notify_cancel():

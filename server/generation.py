@@ -9,6 +9,7 @@ from pyllama.server.generation_params import GenerationParams
 from pyllama.text_stream import TextStream
 
 if TYPE_CHECKING:
+    from pyllama.server.embedding_tasks import EmbeddingTask
     from pyllama.server.requests import ActiveRequest
     from pyllama.server.vocabulary import Vocabulary
 
@@ -52,11 +53,11 @@ class TokenText(NamedTuple):
 
 
 class Finished(NamedTuple):
-    generation: Generation
+    generation: Generation | EmbeddingTask
 
 
 class Failed(NamedTuple):
-    generation: Generation
+    generation: Generation | EmbeddingTask
     error: Exception
 
 

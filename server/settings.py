@@ -53,6 +53,9 @@ class ServerSettings:
     rope: Mapping[str, Any] = field(default_factory=dict)
     cont_batching: bool = True
     slot_prompt_similarity: float = 0.1
+    embeddings: bool = False
+    pooling: str | None = None  # None: as the model's file says
+    embd_normalize: int = 2
     n_predict: int = -1
     shows_special: bool = False
     chat_template: str = ""
@@ -141,6 +144,9 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         rope=rope_arguments(options),
         cont_batching=options.cont_batching,
         slot_prompt_similarity=options.slot_prompt_similarity,
+        embeddings=options.embeddings or options.reranking,
+        pooling=_pooling(options),
+        embd_normalize=options.embd_normalize,
         n_predict=options.n_predict,
         shows_special=options.special,
         chat_template=options.chat_template,
@@ -158,6 +164,14 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         ),
         given=given,
     )
+
+
+def _pooling(options: Any) -> str | None:
+    if not options.reranking:
+        return options.pooling
+    if options.pooling not in (None, "rank"):
+        raise SettingsError(f"--reranking ranks: it cannot be used with --pooling {options.pooling}")
+    return "rank"
 
 
 def _existing_folder(option: str, path: str) -> str:

@@ -19,6 +19,9 @@ struct RopeHyperparameters {
   int32_t original_context = 0;
 };
 
+// How a model's file wants the hidden states of a text turned into its embedding; the values of `pooling_type` in files.
+enum class PoolingType : int32_t { none = 0, mean = 1, cls = 2, last = 3, rank = 4 };
+
 struct Hyperparameters {
   std::string architecture;
   int32_t context_length = 0;  // training length
@@ -35,6 +38,8 @@ struct Hyperparameters {
   int32_t experts_used = 0;         // by a token
   std::vector<int32_t> expert_ffn;  // per layer, of one expert; 0: not in the file
   RopeHyperparameters rope;
+  PoolingType pooling = PoolingType::none;
+  int32_t labels = 1;  // of the classification head, where there is one
 };
 
 // Throws ModelError naming the key for what is missing or out of range.

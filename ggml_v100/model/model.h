@@ -20,6 +20,16 @@ struct ForwardState {
   Rows windowed;                         // the rows as layers with a sliding window see them; else the rows as they are
 };
 
+// The head of rerankers: scores of labels from the hidden state that stands for a text. H hidden.
+struct Classifier {
+  Linear dense;   // [H, H], followed by tanh; or none
+  Linear output;  // [labels, H]
+  bool gives_probabilities = false;  // the scores of a row are meant to go through a softmax
+
+  // [rows, H] after the output norm -> [rows, labels], before any softmax.
+  Tensor scores(Ops& ops, Tensor hidden) const;
+};
+
 class TextModel {
  public:
   virtual ~TextModel() = default;
@@ -40,6 +50,8 @@ class TextModel {
                          std::span<const int32_t> outputs) const = 0;
   // Logits [rows, vocab] of hidden states.
   virtual Tensor head(Ops& ops, Tensor hidden) const = 0;
+  // nullptr: the file has none.
+  virtual const Classifier* classifier() const { return nullptr; }
 };
 
 }  // namespace v100

@@ -93,7 +93,7 @@ async def respond(http: Request, prompts: list[list[int]], params: GenerationPar
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
     engine_loop.submit(request)
-    watcher = asyncio.create_task(_close_on_disconnect(http, request))
+    watcher = asyncio.create_task(close_on_disconnect(http, request))
 
     def end(is_complete: bool) -> None:
         watcher.cancel()
@@ -137,7 +137,8 @@ async def respond(http: Request, prompts: list[list[int]], params: GenerationPar
 CLIENT_CLOSED = 499  # nobody reads this response; the number is what proxies log for it
 
 
-async def _close_on_disconnect(http: Request, request: ActiveRequest) -> None:
+async def close_on_disconnect(http: Request, request: ActiveRequest) -> None:
+    """Close the request's mailbox when the client is gone. Runs until cancelled."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
     request.mailbox.close()

@@ -32,7 +32,7 @@ def read_pooling_type(value: Any, model: _engine.Model) -> str:
         raise InvalidArgument(f"pooling_type={value!r} is not a pooling type; known: -1 (the file's), {known}")
     if name == "rank" and not model.n_labels:
         raise InvalidArgument(
-            f"pooling type 'rank' needs a model with a classification head (cls.output.weight): {model.path} has none"
+            f"pooling_type='rank' needs a model with a classification head (cls.output.weight): {model.path} has none"
         )
     return name
 

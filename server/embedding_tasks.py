@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 class EmbeddingTask:
     """One text. `values`: its embedding, when it is finished."""
 
-    __slots__ = ("index", "is_done", "pool", "request", "seq_id", "tokens", "values")
+    __slots__ = ("age", "index", "is_done", "pool", "request", "seq_id", "tokens", "values")
 
     def __init__(self, request: EmbeddingRequest, index: int, tokens: list[int]) -> None:
         self.request = request
         self.index = index
         self.tokens = tokens
+        self.age = -1  # set by the engine loop on arrival
         self.seq_id = -1
         self.pool: Any = None
         self.is_done = False
@@ -76,6 +77,11 @@ class EmbeddingQueue:
     @property
     def n_running(self) -> int:
         return len(self._running)
+
+    @property
+    def age(self) -> int | None:
+        """Of the oldest running task; None when none runs."""
+        return min((task.age for task in self._running), default=None)
 
     def add(self, request: EmbeddingRequest) -> None:
         self._waiting += request.tasks

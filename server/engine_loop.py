@@ -92,6 +92,7 @@ class EngineLoop:
         self._n_arrivals = 0
         self._n_uses = 0
         self._has_stepped = True  # since the last time that a sequence gave way
+        self._embeddings_pause = False  # they gave way: a step comes first
         self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
 
@@ -222,13 +223,14 @@ class EngineLoop:
         if any(state.is_blocked for state in states):
             # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
             free_tokens = self._engine.free_tokens() if self._has_stepped else 0
-            for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS):
+            embeds = self._embeddings is not None and self._embeddings.n_running > 0
+            for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS, others_run=embeds):
                 self.slots[slot_id].generation.is_blocked = False
             states = self._states()
         plan = scheduler.plan_step(states, self._n_batch, mixes_prompts=self._settings.mixes_prompts)
         if plan:
             self._step(plan)
-        if self._embeddings and (self._has_stepped or not plan):
+        if self._embeddings and not (self._embeddings_pause and plan):
             self._embed(self._embeddings, n_rows=self._settings.n_embedding_rows if plan else self._n_batch)
         self._flush()
 
@@ -242,6 +244,9 @@ class EngineLoop:
             with self._condition:
                 request = self._arrived.popleft()
                 if isinstance(request, EmbeddingRequest):
+                    for task in request.tasks:
+                        task.age = self._n_arrivals
+                        self._n_arrivals += 1
                     self._embeddings.add(request)
                     continue
                 groups = request.groups
@@ -394,7 +399,7 @@ class EngineLoop:
             self._fail_plan(plan, error)
             return
         now = self._clock()
-        self._has_stepped = True
+        self._has_stepped, self._embeddings_pause = True, False
         if n_passes > 1:
             n_passes = len(outputs) // len(plan)  # fewer when the pool ends
         self._count_step(plan, n_passes, now - started)
@@ -435,13 +440,7 @@ class EngineLoop:
         try:
             n_done, n_tasks, finished = queue.step(n_rows)
         except ContextFull:
-            if self._drop_idle_cache() or (queue.n_running > 1 and is_alone and queue.give_way()):
-                return
-            if not is_alone:
-                queue.give_way()
-                return
-            error = ServerFault("Context size has been exceeded.")
-            self._events += [Failed(task, error) for task in queue.drop_running()]
+            self._make_room_for_texts(queue, is_alone=is_alone)
             return
         except PyllamaError as error:
             log.error("embedding failed: %s: %s", type(error).__name__, error)
@@ -480,7 +479,7 @@ class EngineLoop:
         following = generation.tokens[n_past + 1 : n_past + 1 + n_rows]
         generation.prompt_records += score_rows(logits, following, generation.params.n_probs)
         generation.on_prompt(len(slot.tokens), self._clock())
-        self._has_stepped = True
+        self._has_stepped, self._embeddings_pause = True, False
         self._report_progress(generation, len(slot.tokens))
 
     def _n_passes(self, plan: list[Chunk]) -> int:
@@ -584,9 +583,6 @@ class EngineLoop:
         """The pool has no pages for a plan: an idle slot forgets its tokens, else the newest sequence gives way."""
         if self._drop_idle_cache():
             return
-        if self._embeddings is not None and self._embeddings.give_way():
-            self._has_stepped = False
-            return
         planned = {chunk.slot for chunk in plan}
         candidates = [
             state
@@ -594,17 +590,45 @@ class EngineLoop:
             if not state.is_blocked and (state.slot in planned or self.slots[state.slot].tokens)
         ]
         state = scheduler.gives_way(candidates)
+        if self._embeddings is not None and (age := self._embeddings.age) is not None:
+            # Texts being embedded count like sequences: the newest of all gives way.
+            newest = max(candidates, key=lambda s: s.age)
+            if newest.age < age:
+                self._embeddings.give_way()
+                self._embeddings_pause = True
+                return
+            state = newest
         if state is None:
             for chunk in plan:
                 self._fail(self.slots[chunk.slot], ServerFault("Context size has been exceeded."))
             return
-        victim = self.slots[state.slot]
-        log.warning(
-            "slot %2d | the KV pool is full: the newest request waits, n_tokens = %d", victim.id, len(victim.tokens)
-        )
-        self._clear(victim)
-        victim.generation.on_preempted()
+        self._preempt(self.slots[state.slot])
         self._has_stepped = False
+
+    def _make_room_for_texts(self, queue: EmbeddingQueue, *, is_alone: bool) -> None:
+        """As `_make_room`, for texts being embedded."""
+        if self._drop_idle_cache():
+            return
+        younger = [
+            slot
+            for slot in self.slots
+            if slot.generation is not None and slot.tokens and slot.generation.age > (queue.age or 0)
+        ]
+        if younger:
+            self._preempt(max(younger, key=lambda slot: slot.generation.age))
+        elif queue.n_running > 1 or not is_alone:
+            queue.give_way()
+        else:
+            error = ServerFault("Context size has been exceeded.")
+            self._events += [Failed(task, error) for task in queue.drop_running()]
+
+    def _preempt(self, slot: Slot) -> None:
+        """The request of a slot gives its memory away and waits."""
+        log.warning(
+            "slot %2d | the KV pool is full: the newest request waits, n_tokens = %d", slot.id, len(slot.tokens)
+        )
+        self._clear(slot)
+        slot.generation.on_preempted()
 
     def _drop_idle_cache(self) -> bool:
         """The least recently used idle slot forgets its tokens; False when no idle slot holds any."""

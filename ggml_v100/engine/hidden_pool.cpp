@@ -6,7 +6,8 @@
 namespace v100 {
 
 HiddenPool::HiddenPool(PoolingType type, int32_t hidden) : type_(type), hidden_(hidden) {
-  if (hidden < 1) throw InvalidArgument("hidden states have " + std::to_string(hidden) + " features, expected 1 or more");
+  if (hidden < 1)
+    throw InvalidArgument("hidden states have " + std::to_string(hidden) + " features, expected 1 or more");
 }
 
 bool HiddenPool::wants(int32_t index, bool ends) const {

@@ -22,8 +22,8 @@ struct ForwardState {
 
 // The head of rerankers: scores of labels from the hidden state that stands for a text. H hidden.
 struct Classifier {
-  Linear dense;   // [H, H], followed by tanh; or none
-  Linear output;  // [labels, H]
+  Linear dense;                      // [H, H], followed by tanh; or none
+  Linear output;                     // [labels, H]
   bool gives_probabilities = false;  // the scores of a row are meant to go through a softmax
 
   // [rows, H] after the output norm -> [rows, labels], before any softmax.

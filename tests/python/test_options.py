@@ -303,7 +303,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["--control-vector-layer-range", "1", "2"],
         ["--keep", "5"],
         ["--context-shift"],
-        ["--embeddings"],
         ["--ui"],
         ["-dr", "a/b"],
         ["--spec-type", "ngram-mod"],

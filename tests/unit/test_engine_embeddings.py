@@ -1,4 +1,4 @@
-"""`Engine.embed`: pooling is exact, whatever the chunks and the company; errors leave sequences and pools as they were."""
+"""`Engine.embed`: pooling is exact, whatever the chunks and the company; refused calls change nothing."""
 
 from __future__ import annotations
 
@@ -164,7 +164,10 @@ def test_pools_are_checked() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("qwen3.pooling_type", 5, "pooling_type is 5"), ("qwen3.classifier.output_labels", ["a"], "cls.output.weight has shape")],
+    [
+        ("qwen3.pooling_type", 5, "pooling_type is 5"),
+        ("qwen3.classifier.output_labels", ["a"], "cls.output.weight has shape"),
+    ],
 )
 def test_metadata_of_embeddings_is_checked(tmp_path: Path, key: str, value: object, message: str) -> None:
     path = write_tiny_model(tmp_path / "model.gguf", "qwen3", n_labels=2, metadata={key: value})

@@ -126,6 +126,8 @@ cdef extern from "model/model.h" namespace "v100" nogil:
     cdef cppclass TextModel:
         const Hyperparameters& hyperparameters() const
         const Classifier* classifier() const
+        bool is_recurrent() except +translate_error
+        int32_t loaded_mtp_blocks() const
 
 cdef extern from "ops/ops.h" namespace "v100" nogil:
     cdef cppclass Backend:
@@ -136,6 +138,7 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         string path
         int32_t n_threads
         bool check_tensors
+        bool load_mtp
         MetadataOverrides kv_overrides
         string isa
     cdef cppclass LoadedModel:

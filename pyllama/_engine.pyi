@@ -340,6 +340,16 @@ class Engine:
     def fork(self, src: int, dst: int, length: int) -> None:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write)."""
     def clear(self, seq_id: int) -> None: ...
+    @property
+    def can_shift(self) -> bool:
+        """Whether `shift` works: not for recurrent models, nor where positions have more than one channel."""
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        """Keep the first `n_keep` tokens, drop the next `n_discard`, and move the rest down to their positions.
+
+        The sequence can then go on; what the moved tokens had taken from the dropped ones stays in them. Raises
+        `InvalidArgument` for a model that cannot and for counts the sequence does not have, and `ContextFull`, having
+        changed nothing, when pages shared with other sequences cannot be copied.
+        """
     def save_sequence(self, seq_id: int) -> bytes:
         """The KV pages as bytes (whole pages of 256 tokens); only an engine of the same model and types loads them."""
     def load_sequence(self, seq_id: int, state: bytes) -> None:

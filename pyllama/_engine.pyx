@@ -681,6 +681,15 @@ cdef class Engine:
     def clear(self, int32_t seq_id):
         self.engine().get().clear(seq_id)
 
+    @property
+    def can_shift(self):
+        return bool(self.engine().get().can_shift())
+
+    def shift(self, int32_t seq_id, int32_t n_keep, int32_t n_discard):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        with nogil:
+            engine.get().shift(seq_id, n_keep, n_discard)
+
     def save_sequence(self, int32_t seq_id):
         cdef shared_ptr[native.Engine] engine = self.engine()
         cdef vector[byte] state

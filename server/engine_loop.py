@@ -44,6 +44,7 @@ class LoopSettings:
     max_passes: while every sequence generates and nothing waits, up to that many tokens of each are drawn in one engine
     step, as long as the step lasts no longer than `STEP_SECONDS`: on a small model the work between two steps would
     otherwise cost several per cent.
+    adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
     """
 
@@ -55,6 +56,7 @@ class LoopSettings:
     max_queue: int = 1024
     max_passes: int = 1
     n_embedding_rows: int = 512
+    adds_bos: bool = False
 
 
 class EngineLoop:
@@ -219,6 +221,7 @@ class EngineLoop:
         self._admit()
         self._flush()  # streams begin before the first step, which may be long
         self._score_prompt()
+        self._shift_contexts()
         states = self._states()
         if any(state.is_blocked for state in states):
             # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
@@ -342,7 +345,7 @@ class EngineLoop:
         prompt = generation.tokens
         best, length = slot, common_prefix(slot.tokens, prompt)
         for other in self.slots:
-            if other is not slot and (n := common_prefix(other.tokens, prompt)) > length:
+            if other is not slot and (n := common_prefix(self._reusable_tokens(other), prompt)) > length:
                 best, length = other, n
         length = min(length, len(prompt) - 1)
         if length == 0:
@@ -353,6 +356,11 @@ class EngineLoop:
         else:
             self._engine.fork(best.id, slot.id, length)
             slot.tokens = prompt[:length]
+
+    def _reusable_tokens(self, slot: Slot) -> list[int]:
+        """Tokens whose memory is what a prompt of these tokens would make: none after a shift."""
+        generation = slot.generation
+        return slot.tokens if generation is None else slot.tokens[: generation.shifted_at]
 
     def _clear(self, slot: Slot) -> None:
         if slot.tokens:
@@ -431,6 +439,38 @@ class EngineLoop:
                 self._engine.truncate(slot.id, len(slot.tokens))
         for slot in finished:
             self._finish(slot)
+
+    def _shift_contexts(self) -> None:
+        """Make room in full slots whose generations may go on."""
+        for slot in self.slots:
+            generation = slot.generation
+            if generation is None or generation.is_blocked or not generation.shifts_context:
+                continue
+            held = len(slot.tokens)
+            if held + 1 < generation.n_ctx or held + 1 != len(generation.tokens):
+                continue
+            params = generation.params
+            n_keep = generation.n_prompt if params.n_keep < 0 else params.n_keep
+            n_keep = max(0, min(n_keep + self._settings.adds_bos, generation.n_ctx - 4))
+            n_left = held - n_keep
+            n_discard = max(1, min(params.n_discard or n_left // 2, n_left - 1))
+            try:
+                self._engine.shift(slot.id, n_keep, n_discard)
+            except ContextFull:  # shared pages must be copied first: another iteration will do
+                self._make_room([Chunk(slot.id, 1, True)])
+                continue
+            except PyllamaError as error:
+                self._fail_plan([Chunk(slot.id, 1, True)], error)
+                continue
+            del slot.tokens[n_keep : n_keep + n_discard]
+            generation.shift(n_keep, n_discard)
+            log.info(
+                "slot %2d | context shift, n_keep = %d, n_left = %d, n_discard = %d",
+                slot.id,
+                n_keep,
+                n_left,
+                n_discard,
+            )
 
     def _embed(self, queue: EmbeddingQueue, n_rows: int) -> None:
         """Move the texts that are to be embedded on by up to `n_rows` tokens."""
@@ -572,6 +612,9 @@ class EngineLoop:
         self._mark_used(slot)
         if generation.parent is not None:
             self._clear(slot)
+        elif generation.shifted_at is not None and generation.shifted_at < len(slot.tokens):
+            self._engine.truncate(slot.id, generation.shifted_at)
+            del slot.tokens[generation.shifted_at :]
 
     def _mark_used(self, slot: Slot) -> None:
         self._n_uses += 1

@@ -34,8 +34,8 @@ class LoadedModel:
     n_ctx: tokens of the pool that all slots share; n_ctx_slot: what one slot may use of it.
     exceeds_original_context: n_ctx does, of a model stretched beyond its first training; longrope then turns otherwise.
     sampler_factory: `pyllama._engine.Sampler`. chat_template: None when the file has none that can be used;
-    `template_error` says why. pooling: how embeddings are made; None when the server does not serve them.
-    `rerank_prompt`: with pooling `rank`.
+    `template_error` says why. shifts_context: full slots go on without their oldest tokens. pooling: how embeddings are
+    made; None when the server does not serve them. `rerank_prompt`: with pooling `rank`.
     """
 
     facts: Mapping[str, Any]
@@ -48,6 +48,7 @@ class LoadedModel:
     exceeds_original_context: bool = False
     chat_template: Any = None
     template_error: Exception | None = None
+    shifts_context: bool = False
     pooling: str | None = None
     rerank_prompt: RerankPrompt | None = None
 
@@ -175,6 +176,13 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         n_ctx_slot,
         settings.kv_unified,
     )
+    shifts_context = settings.context_shift and engine.can_shift
+    if settings.context_shift and not shifts_context:
+        log.warning(
+            "--context-shift has no effect: tokens of a %s model cannot be moved to other positions; "
+            "generation ends when a slot is full",
+            model.architecture,
+        )
     embeddings = None
     if pooling is not None:
         log.info("embeddings are served, pooling = '%s'", pooling)
@@ -195,6 +203,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             mixes_prompts=settings.cont_batching,
             max_passes=MAX_PASSES,
             n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
+            adds_bos=tokenizer.add_bos,
         ),
         make_work=Work,
         deliver=deliver,
@@ -212,6 +221,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         exceeds_original_context=n_ctx > (original_context or n_ctx),
         chat_template=template,
         template_error=template_error,
+        shifts_context=shifts_context,
         pooling=pooling,
         rerank_prompt=RerankPrompt.from_metadata(metadata, tokenizer) if pooling == "rank" else None,
     )

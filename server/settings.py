@@ -53,6 +53,7 @@ class ServerSettings:
     rope: Mapping[str, Any] = field(default_factory=dict)
     cont_batching: bool = True
     slot_prompt_similarity: float = 0.1
+    context_shift: bool = False
     embeddings: bool = False
     pooling: str | None = None  # None: as the model's file says
     embd_normalize: int = 2
@@ -144,6 +145,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         rope=rope_arguments(options),
         cont_batching=options.cont_batching,
         slot_prompt_similarity=options.slot_prompt_similarity,
+        context_shift=options.context_shift,
         embeddings=options.embeddings or options.reranking,
         pooling=_pooling(options),
         embd_normalize=options.embd_normalize,
@@ -157,6 +159,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         defaults=GenerationParams(
             sampling=sampling,
             n_predict=options.n_predict,
+            n_keep=options.keep,
             cache_prompt=options.cache_prompt,
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,

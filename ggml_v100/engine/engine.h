@@ -107,6 +107,13 @@ class Engine {
   void truncate(int32_t sequence, int32_t length);
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
+  // Whether shift works: not for recurrent models, nor where positions have more than one channel.
+  bool can_shift() const;
+  // Keeps the first n_keep tokens of a sequence, drops the next n_discard and moves the rest down to their positions, so
+  // that it can go on. What the moved tokens had taken from the dropped ones stays in them. Pages that other sequences
+  // hold are copied: ContextFull changes nothing. InvalidArgument for a model that cannot and for counts that the
+  // sequence does not have.
+  void shift(int32_t sequence, int32_t n_keep, int32_t n_discard);
 
   // The sequence's pages with a header that names model, types and version. load replaces the sequence, or throws
   // InvalidArgument with the reason and leaves it empty.
@@ -132,6 +139,7 @@ class Engine {
   void check_embedding_work(std::span<const EmbeddingWork> work) const;
   void check_cut(int32_t sequence, int32_t length) const;
   void cut(int32_t sequence, int32_t length);
+  void move_down(int32_t sequence, int32_t n_keep, int32_t n_discard);
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
   // Computes rows (grouped by sequence, indices ascending) in ubatches.

@@ -38,6 +38,9 @@ class PagedMemory {
   // above.
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
+  // Copies the pages of tokens [first, end) that other sequences hold too, so that these tokens may be written. Throws
+  // ContextFull when pages lack, InvalidArgument for tokens that the sequence does not have.
+  void make_own(int32_t sequence, int32_t first, int32_t end);
 
   // Every method throws InvalidArgument for a sequence outside [0, n_sequences) and for negative counts. A method that
   // throws, also through copy_page, has changed nothing. append and then truncate to the old length keeps every token

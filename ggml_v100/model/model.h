@@ -20,6 +20,12 @@ struct ForwardState {
   Rows windowed;                         // the rows as layers with a sliding window see them; else the rows as they are
 };
 
+// How the keys of a layer were turned before they were stored.
+struct KeyRotation {
+  int32_t rope = 0;  // index into TextModel::ropes()
+  RopeLayout layout = RopeLayout::halves;
+};
+
 // The head of rerankers: scores of labels from the hidden state that stands for a text. H hidden.
 struct Classifier {
   Linear dense;                      // [H, H], followed by tanh; or none
@@ -45,6 +51,8 @@ class TextModel {
   // Angles for sequences of at most n_ctx tokens (longrope chooses its factors by that length), one for each kind of
   // layer that rotates by its own.
   virtual std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const = 0;
+  // One for each of kv_shapes(); none where stored keys cannot be turned on to another position.
+  virtual std::vector<KeyRotation> key_rotations() const { return {}; }
   // Tokens that a layer with a sliding window sees, the row's own included; 0: no such layers.
   virtual int32_t sliding_window() const { return 0; }
   // Runs the rows through all layers, appending to the KV pages and moving the states on. Returns the hidden states

@@ -77,6 +77,7 @@ def build_request(
                 n_ctx=loaded.n_ctx_slot,
                 n_predict_limit=n_predict_limit,
                 parent=group[0] if group else None,
+                shifts_context=loaded.shifts_context,
             )
             group.append(generation)
             index += 1

@@ -301,8 +301,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["--lora", "x.gguf"],
         ["--lora-scaled", "x.gguf:0.5"],
         ["--control-vector-layer-range", "1", "2"],
-        ["--keep", "5"],
-        ["--context-shift"],
         ["--ui"],
         ["-dr", "a/b"],
         ["--spec-type", "ngram-mod"],

@@ -168,6 +168,7 @@ class FakeEngine:
         self.n_extra_passes = 0
         self.n_rows = 0
         self.embedded_rows: list[int] = []  # of each call
+        self.shifts: list[tuple[int, int, int]] = []
         self.max_rows = 0
 
     def step(self, work: Sequence[Work], n_passes: int = 1) -> list[StepOutput]:
@@ -309,6 +310,22 @@ class FakeEngine:
 
     def clear(self, seq_id: int) -> None:
         self.truncate(seq_id, 0)
+
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        tokens, held = self.tokens[seq_id], self.pages[seq_id]
+        if n_keep < 0 or n_discard < 1 or n_keep + n_discard > len(tokens):
+            raise InvalidArgument(f"sequence {seq_id} cannot be shifted by {n_discard} after {n_keep}")
+        written = range(n_keep // PAGE, -(-(len(tokens) - n_discard) // PAGE))
+        shared = [i for i in written if self.pool.references[held[i]] > 1]
+        if len(shared) > len(self.pool.free):
+            raise ContextFull("no pages are left", seq_id)
+        for i in shared:
+            self.pool.drop(held[i])
+            held[i] = self.pool.take()
+        kept = tokens[:n_keep] + tokens[n_keep + n_discard :]
+        self.truncate(seq_id, len(kept))
+        self.tokens[seq_id] = kept
+        self.shifts.append((seq_id, n_keep, n_discard))
 
 
 class FakeTokenizer:

@@ -57,6 +57,7 @@ class FakeServer:
         loads: bool = True,
         pooling: str | None = None,
         rerank_template: str | None = None,
+        adds_bos: bool = False,
         **settings: Any,
     ) -> None:
         self.settings = ServerSettings(
@@ -81,7 +82,9 @@ class FakeServer:
         )
         self.engine_loop = EngineLoop(
             self.engine,
-            LoopSettings(n_slots=n_slots, n_ctx_slot=self.n_ctx_slot, n_batch=n_batch, max_queue=max_queue),
+            LoopSettings(
+                n_slots=n_slots, n_ctx_slot=self.n_ctx_slot, n_batch=n_batch, max_queue=max_queue, adds_bos=adds_bos
+            ),
             make_work=Work,
             deliver=self.state.deliver,
             embeddings=embeddings if n_embedded else None,
@@ -107,6 +110,7 @@ class FakeServer:
                 n_ctx=self.engine.n_ctx,
                 n_ctx_slot=self.n_ctx_slot,
                 chat_template=FakeTemplate(),
+                shifts_context=self.settings.context_shift,
                 pooling=self.pooling,
                 rerank_prompt=RerankPrompt(self.vocabulary.tokenizer, self.rerank_template)
                 if self.pooling == "rank"

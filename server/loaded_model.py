@@ -201,7 +201,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_batch=settings.n_batch,
             similarity=settings.slot_prompt_similarity,
             mixes_prompts=settings.cont_batching,
-            max_passes=MAX_PASSES,
+            max_passes=1 if model.is_recurrent else MAX_PASSES,
             n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
             adds_bos=tokenizer.add_bos,
         ),

@@ -21,6 +21,7 @@ void Engine::shift(int32_t sequence, int32_t n_keep, int32_t n_discard) {
                           std::to_string(n_discard));
   const int32_t shortened = length - n_discard;
   memory_.make_own(sequence, n_keep, shortened);
+  prefixes_->mark_moved(sequence, n_keep);
   try {
     move_down(sequence, n_keep, n_discard);
   } catch (...) {  // some pages are half old, half new

@@ -98,6 +98,8 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
   if (params.collect_importance) ops = observe_inputs(std::move(ops), importance_);
   rank_ = std::make_unique<Rank>(model_->text(), model_->backend(), std::move(ops), kv_shapes_, memory_.n_pages(),
                                  states_.n_slots());
+  prefixes_ =
+      std::make_unique<PrefixMemory>(memory_, states_, tokens_, *rank_, params.cache_bytes, params.n_checkpoints);
 }
 
 Engine::~Engine() = default;
@@ -328,6 +330,7 @@ void Engine::check_cut(int32_t sequence, int32_t length) const {
 void Engine::cut(int32_t sequence, int32_t length) {
   memory_.truncate(sequence, length);
   tokens_[static_cast<size_t>(sequence)].resize(static_cast<size_t>(length));
+  prefixes_->was_cut(sequence, length);
   if (length == 0) states_.clear(sequence);
 }
 
@@ -345,6 +348,7 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   std::vector<int32_t> shared(from.begin(), from.begin() + std::clamp(length, 0, static_cast<int32_t>(from.size())));
   memory_.fork(source, destination, length);
   tokens_[static_cast<size_t>(destination)] = std::move(shared);
+  prefixes_->was_forked(source, destination, length);
   if (length > 0)
     states_.fork(source, destination);
   else

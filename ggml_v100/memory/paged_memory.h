@@ -41,6 +41,12 @@ class PagedMemory {
   // Copies the pages of tokens [first, end) that other sequences hold too, so that these tokens may be written. Throws
   // ContextFull when pages lack, InvalidArgument for tokens that the sequence does not have.
   void make_own(int32_t sequence, int32_t first, int32_t end);
+  // destination := the first `shared` tokens of source, pages shared, and room on fresh pages for tokens up to `length`,
+  // uninitialised; a `shared` below `length` must end at a page border. Pages that only destination held before count as
+  // free. Throws ContextFull, and InvalidArgument as above. source may be destination.
+  void replace(int32_t source, int32_t destination, int32_t shared, int32_t length);
+  // Fresh pages that replace would find.
+  int32_t pages_to_replace(int32_t source, int32_t destination, int32_t shared) const;
 
   // Every method throws InvalidArgument for a sequence outside [0, n_sequences) and for negative counts. A method that
   // throws, also through copy_page, has changed nothing. append and then truncate to the old length keeps every token

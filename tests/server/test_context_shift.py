@@ -193,7 +193,8 @@ def test_a_model_that_cannot_shift_stops_at_the_end_of_the_slot(tmp_path: Path) 
         assert "--context-shift has no effect" in process.log
         assert "qwen35" in process.log
         for _ in range(2):
-            answer = process.post("/completion", {"prompt": "the world", "n_predict": -1, "ignore_eos": True}).json()
+            body = {"prompt": "the world", "n_predict": -1, "ignore_eos": True, "cache_prompt": False}
+            answer = process.post("/completion", body).json()
             assert (answer["truncated"], answer["stop_type"]) == (True, "limit")
             assert answer["tokens_evaluated"] + answer["tokens_predicted"] == 256
     finally:

@@ -101,6 +101,8 @@ ExpertLinear WeightLoader::expert_linear(const std::string& name, int32_t in_fea
   const std::byte* rows = file_->data(tensor).data();
   const int64_t matrix_bytes = out_features * row_bytes(traits(tensor.type), in_features);
   ExpertLinear linear;
+  linear.in_features = in_features;
+  linear.out_features = out_features;
   linear.name = name + ".weight";
   for (int32_t e = 0; e < experts; ++e)
     linear.experts.push_back(

@@ -66,7 +66,7 @@ struct ExpertLinear {
   std::vector<std::shared_ptr<const LinearWeight>> experts;
   int32_t in_features = 0;
   int32_t out_features = 0;
-  std::string name;  // of the stack in the file
+  std::string name;  // of the stack in the file; empty for the further parts of a fused one
 };
 
 // Which experts the rows of a ubatch go to: slot r * used + j is the choice j of row r. In the arena, like a tensor.

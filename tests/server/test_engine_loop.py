@@ -22,6 +22,7 @@ from fake_engine import (
     pseudo_random_token,
 )
 
+from pyllama.checkpoints import CheckpointRule
 from pyllama.errors import DeviceError
 from pyllama.server.engine_loop import EngineLoop, LoopSettings
 from pyllama.server.errors import QueueFull, ServerFault
@@ -43,6 +44,7 @@ class Bench:
         n_batch: int = 64,
         max_queue: int = 10_000,
         max_passes: int = 1,
+        checkpoints: CheckpointRule | None = None,
         **engine: Any,
     ) -> None:
         self.engine = FakeEngine(n_ctx=n_ctx, n_seq_max=n_slots, n_batch=max(n_batch, n_slots + 1), **engine)
@@ -52,7 +54,12 @@ class Bench:
         self.loop = EngineLoop(
             self.engine,
             LoopSettings(
-                n_slots=n_slots, n_ctx_slot=n_ctx, n_batch=n_batch, max_queue=max_queue, max_passes=max_passes
+                n_slots=n_slots,
+                n_ctx_slot=n_ctx,
+                n_batch=n_batch,
+                max_queue=max_queue,
+                max_passes=max_passes,
+                checkpoints=checkpoints,
             ),
             make_work=Work,
             deliver=self.events.extend,

@@ -20,7 +20,7 @@ def default_cache_bytes() -> int:
 
 
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that can be used without swapping (all of it, where the system does not say), at most the group's limit."""
+    """Memory that can be used without swapping (all of it where the system does not say), within the group's limit."""
     limits = [*_group_limits(proc / "self/cgroup", groups)]
     available = _available_in(proc / "meminfo")
     if available is None:

@@ -61,7 +61,7 @@ def test_older_borders_count_when_they_are_a_step_apart_and_only_the_newest_of_t
     assert borders == [29 * 60 - 60 - 120 * k for k in range(6, 0, -1)] + [28 * 60, 29 * 60]
     assert len(borders) == MOST_BORDERS
     unbounded = CheckpointRule(frozenset({OPEN}), min_step=0)
-    assert [p for p in unbounded.positions(prompt(*[10] * 20))] == [10 * k for k in range(12, 20)]
+    assert unbounded.positions(prompt(*[10] * 20)) == [10 * k for k in range(12, 20)]
 
 
 def test_only_the_part_that_is_computed_is_cut_but_its_beginning_may_be_kept() -> None:

@@ -179,14 +179,14 @@ class FakeEngine:
         n_rows = sum(len(item.tokens) for item in work)
         if n_rows > self.n_batch:
             raise InvalidArgument(f"{n_rows} rows are more than n_batch {self.n_batch}")
-        self.n_rows += n_rows
-        self.max_rows = max(self.max_rows, n_rows)
         needed = [self._pages_needed(item.seq_id, len(item.tokens)) for item in work]
         left = len(self.pool.free)
         for item, pages in zip(work, needed, strict=True):
             left -= pages
             if left < 0:
                 raise ContextFull("no pages are left", item.seq_id)
+        self.n_rows += n_rows
+        self.max_rows = max(self.max_rows, n_rows)
         if self.step_seconds:
             time.sleep(self.step_seconds)
         outputs = []

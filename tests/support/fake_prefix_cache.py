@@ -30,7 +30,10 @@ class CacheUsage(NamedTuple):
 
 
 class Found(NamedTuple):
-    """length: reusable tokens. index: of the live sequence they are in, or -1 for host memory."""
+    """length: reusable tokens. index: of the live sequence they are in, or -1 for host memory.
+
+    checkpoint: position of the kept state that is used, -1 where none is needed.
+    """
 
     length: int
     index: int
@@ -97,7 +100,7 @@ class FakePrefixCache:
         if not self.is_recurrent:
             return Found(limit, index, -1)
         if held and limit == len(held):
-            return Found(limit, index, limit)
+            return Found(limit, index, -1)
         states = [len(key) for key in self._states if len(key) <= limit and list(key) == list(tokens[: len(key)])]
         best = max(states, default=0)
         return Found(best, index, best or -1)

@@ -128,8 +128,8 @@ def test_another_slot_goes_on_where_the_longest_prefix_is(server: ServerProcess,
     longer = extend(messages, answer, talker.user())
     talker.ask(longer, most=talker.new_tokens(longer), id_slot=3)
     branch = extend(messages, answer, talker.user(30))
-    # Slot 0 has gone no further than the answer: its state is that of the branch's beginning.
-    talker.ask(branch, most=talker.new_tokens(branch), id_slot=1)
+    # Known up to the words of the user, with a state before this message.
+    talker.ask(branch, most=talker.new_tokens(branch) + OPENING, id_slot=1)
     talker.ask(longer, most=OPENING, id_slot=2)
 
 

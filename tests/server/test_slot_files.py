@@ -92,7 +92,7 @@ def test_erase_makes_the_slot_forget(start: Callable[..., EngineServer]) -> None
 
 
 def test_an_empty_slot_can_be_saved_and_restored(start: Callable[..., EngineServer]) -> None:
-    server = start()
+    server = start("--cache-ram", "0")
     assert server.act(0, "save", filename="empty").json()["n_saved"] == 0
     server.complete(PROMPT, 1)
     assert server.act(1, "restore", filename="empty").json()["n_restored"] == 0

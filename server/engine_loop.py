@@ -301,9 +301,9 @@ class EngineLoop:
 
     def _resume_blocked(self) -> None:
         """Sequences that gave way go on when there is room, with what host memory kept of them."""
-        states = self._states()
-        if not any(state.is_blocked for state in states):
+        if not any(slot.generation is not None and slot.generation.is_blocked for slot in self.slots):
             return
+        states = self._states()
         # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
         free_tokens = self._engine.free_tokens() if self._has_stepped else 0
         for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS):
@@ -337,6 +337,8 @@ class EngineLoop:
     def _tokens_until_cut(self, slot: Slot) -> int:
         """Tokens up to the next checkpoint or the point where children take over the prompt; 0: none ahead."""
         n_held = len(slot.tokens)
+        if n_held >= slot.generation.n_prompt:
+            return 0
         cuts = slot.checkpoints
         if any(child.waits_for_parent for child in slot.generation.children):
             cuts = [*cuts, slot.generation.n_prompt - 1]
@@ -471,7 +473,7 @@ class EngineLoop:
         """Children get the parent's prompt but for its last token, which each of them runs with its own sampler."""
         for slot in self.slots:
             parent = slot.generation
-            if parent is None or len(slot.tokens) < parent.n_prompt - 1:
+            if parent is None or not parent.children or len(slot.tokens) < parent.n_prompt - 1:
                 continue
             for child in parent.children:
                 if child.waits_for_parent:

@@ -254,7 +254,7 @@ class Engine:
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
     thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
     thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
-    cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: of recurrent state that it
+    cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states that it
     keeps per sequence.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """

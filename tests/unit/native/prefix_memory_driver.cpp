@@ -307,7 +307,7 @@ void random_operations(uint32_t seed, int operations) {
   const bool is_exact = seed % 3 == 0;
   const int32_t n = 2 + below(4);
   const int64_t budget = is_exact ? -1 : (seed % 3 == 1 ? 3 : 40) * 8192 + below(9000);
-  World world(3 * n + below(8), n, is_recurrent, budget, is_exact ? 1 << 20 : 1 + below(12));
+  World world(2 * n + below(6), n, is_recurrent, budget, is_exact ? 1 << 20 : 1 + below(12));
   std::vector<Tokens> texts(8);  // what prompts are cut from
   std::vector<std::byte> saved;
   Tokens saved_tokens;

@@ -97,17 +97,17 @@ struct ConvWeight {
   int32_t history() const { return (taps - 1) * dilation; }  // tokens of the state record, [history, channels]
 };
 
-inline constexpr int32_t kMostDeltaHeadDim = 256;
-
-// Gated delta net. Value head h reads key head h % key_heads. Record of the state: [value_heads, head_dim, head_dim],
-// M[i][j] with key feature i and value feature j.
+// Gated delta net. Value head h reads key head h % key_heads. Record of the state: M[i][j] of key feature i and
+// value feature j at [head][j / 16][i][j % 16], so that 16 columns, which belong to each other in every step, are one stretch.
 struct DeltaNet {
   int32_t key_heads = 0;
   int32_t value_heads = 0;
-  int32_t head_dim = 0;  // of keys and values, a multiple of 16, at most kMostDeltaHeadDim
+  int32_t head_dim = 0;  // of keys and values, a multiple of 16
   VectorWeight a;        // [value_heads], -exp(A_log)
   VectorWeight dt_bias;  // [value_heads]
 
+  // Where M[i][j] lies in a head's part of the record.
+  int64_t at(int32_t i, int32_t j) const { return (int64_t{j / 16} * head_dim + i) * 16 + j % 16; }
   int32_t key_size() const { return key_heads * head_dim; }
   int32_t value_size() const { return value_heads * head_dim; }
 };

@@ -138,6 +138,14 @@ class CpuOps final : public Ops {
     cpu::append_kv(k, v, rows, layer, kernels_, pool_);
   }
 
+  KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
+    const int32_t count = indices.end - indices.begin;
+    const KeysValues read{create(count, layer.shape.kv_heads * layer.shape.head_dim_k),
+                          create(count, layer.shape.kv_heads * layer.shape.head_dim_v)};
+    cpu::read_kv(read, indices, pages, layer, kernels_, pool_);
+    return read;
+  }
+
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
     cpu::run_attention(q, rows, layer, heads, scale, y, kernels_, arena_, pool_);

@@ -79,6 +79,10 @@ struct Routing {
   int32_t slots() const { return rows * used; }
 };
 
+struct KeysValues {
+  Tensor k, v;
+};
+
 enum class Activation { silu, gelu };  // silu_f32, gelu_f32 of base/math.h
 
 // Depthwise convolution over the tokens of a sequence: tap t of channel c at data[t * channels + c], the oldest token first.
@@ -189,6 +193,10 @@ class Ops {
   // Q4_0: per 32, m = the value of largest magnitude (first of equals), d = m / -8, q = min(15, trunc(fma(x, 1 / d, 8.5)))
   // (d = 0: q = 8), d stored as f16. Reading back: f32(d) * q (q - 8 for Q4_0).
   virtual void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) = 0;
+
+  // What kv_append stored at the given indices of a sequence, read back: k [indices, kv_heads * head_dim_k] and v. Storing
+  // it again changes no bit.
+  virtual KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) = 0;
 
   // Attention of q [rows, heads * head_dim_k] -> [rows, heads * head_dim_v]; head h reads kv head h / (heads / kv_heads).
   // The keys a row sees are taken page by page (pages are aligned to absolute kv indices); per page, in order of j:

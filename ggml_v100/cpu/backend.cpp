@@ -36,9 +36,13 @@ constexpr size_t kMostWeights = 16;            // of one multi_linear
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(const Kernels& kernels, const ThreadSettings& threads) : kernels_(kernels), pool_(threads) {}
+  CpuOps(const Kernels& kernels, const ThreadSettings& threads, RankSeat seat)
+      : kernels_(kernels), pool_(threads), seat_(seat) {}
 
-  Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
+  Tensor create(int32_t rows, int32_t features) override {
+    seat_.beat();
+    return arena_.create(rows, features);
+  }
 
   Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) override {
     Tensor y = create(static_cast<int32_t>(tokens.size()), table.features);
@@ -78,6 +82,7 @@ class CpuOps final : public Ops {
   }
 
   Tensor linear(Tensor x, const Linear& layer) override {
+    if (layer.weight == nullptr) return zeros(x.rows, layer.out_features);
     const LinearJob job{.layer = &layer, .y = create(x.rows, layer.weight->out_features)};
     cpu::run_linear_jobs(x, {&job, 1}, kernels_, arena_, pool_);
     return job.y;
@@ -88,14 +93,20 @@ class CpuOps final : public Ops {
     if (weights.size() > jobs.size())
       throw InvalidArgument("multi_linear of " + std::to_string(weights.size()) + " weights, the limit is " +
                             std::to_string(jobs.size()));
+    size_t n_jobs = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
+      if (weights[i]->weight == nullptr) {
+        outputs[i] = zeros(x.rows, weights[i]->out_features);
+        continue;
+      }
       outputs[i] = create(x.rows, weights[i]->weight->out_features);
-      jobs[i] = {.layer = weights[i], .y = outputs[i]};
+      jobs[n_jobs++] = {.layer = weights[i], .y = outputs[i]};
     }
-    cpu::run_linear_jobs(x, std::span(jobs).first(weights.size()), kernels_, arena_, pool_);
+    if (n_jobs > 0) cpu::run_linear_jobs(x, std::span(jobs).first(n_jobs), kernels_, arena_, pool_);
   }
 
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
+    if (gate.weight == nullptr) return zeros(x.rows, gate.out_features);
     Tensor y = create(x.rows, gate.weight->out_features);
     if (packed_form(gate) == packed_form(up)) {
       const LinearJob job{.layer = &gate, .up = &up, .activation = activation, .y = y};
@@ -140,6 +151,7 @@ class CpuOps final : public Ops {
 
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+    if (heads == 0) return y;
     cpu::run_attention(q, rows, layer, heads, scale, y, kernels_, arena_, pool_);
     return y;
   }
@@ -216,7 +228,8 @@ class CpuOps final : public Ops {
     return y;
   }
 
-  void all_reduce(Tensor) override {}
+  void all_reduce(Tensor partial) override { seat_.all_reduce(partial.data, partial.size()); }
+  void broadcast(Tensor x, int32_t root) override { seat_.broadcast(root, x.data, x.size()); }
 
   void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
 
@@ -229,6 +242,12 @@ class CpuOps final : public Ops {
  private:
   static PackedWeight::Form packed_form(const Linear& layer) {
     return static_cast<const PackedWeight&>(*layer.weight).form();
+  }
+
+  Tensor zeros(int32_t rows, int32_t features) {
+    const Tensor y = create(rows, features);
+    std::fill_n(y.data, y.size(), 0.0f);
+    return y;
   }
 
   // [slots, out]: product(rows, expert) for the rows of each expert together; slot s reads row s / slots_per_row of x.
@@ -265,6 +284,7 @@ class CpuOps final : public Ops {
 
   const Kernels& kernels_;
   ThreadPool pool_;
+  RankSeat seat_;
   Arena arena_;
 };
 
@@ -278,8 +298,8 @@ class CpuBackend final : public Backend {
     return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
-    return std::make_unique<CpuOps>(kernels_, threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads, RankSeat seat) const override {
+    return std::make_unique<CpuOps>(kernels_, threads, seat);
   }
 
  private:

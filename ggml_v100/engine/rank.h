@@ -39,7 +39,7 @@ class Rank {
   size_t state_bytes() const { return static_cast<size_t>(state_values_) * sizeof(float); }  // all records of a slot
   std::byte* state(int32_t slot) const { return states_.data() + static_cast<size_t>(slot) * state_bytes(); }
 
-  // Hidden states [outputs, hidden] after the output norm, this rank's like every other's. The caller holds a Scope.
+  // Hidden states [outputs, hidden] after the output norm, the same on all ranks. The caller holds a Scope.
   Tensor forward(const Ubatch& ubatch) const;
 
  private:

@@ -30,13 +30,13 @@ size_t page_count(int32_t length) { return static_cast<size_t>((length + kPageTo
 
 std::vector<std::byte> Engine::save_sequence(int32_t sequence) const {
   const std::lock_guard lock(mutex_);
-  const size_t page_bytes = rank_->page_bytes(), state_bytes = rank_->state_bytes();
+  const size_t page_bytes = ranks_->page_bytes(), state_bytes = ranks_->state_bytes();
   const int32_t slot = states_.slot(sequence);
   const StateHeader header{kMagic,
                            kVersion,
                            model_->fingerprint(),
-                           static_cast<int32_t>(kv_shapes_[0].type_k),
-                           static_cast<int32_t>(kv_shapes_[0].type_v),
+                           static_cast<int32_t>(type_k_),
+                           static_cast<int32_t>(type_v_),
                            kPageTokens,
                            memory_.length(sequence),
                            page_bytes,
@@ -50,17 +50,19 @@ std::vector<std::byte> Engine::save_sequence(int32_t sequence) const {
   };
   put(&header, sizeof header);
   put(tokens.data(), tokens.size_bytes());
-  if (slot >= 0)
-    put(rank_->state(slot), state_bytes);
-  else
-    to += state_bytes;
-  for (const PageId page : pages) put(rank_->page(page), page_bytes);
+  if (slot >= 0) ranks_->read_state(slot, to);
+  to += state_bytes;
+  for (const PageId page : pages) {
+    ranks_->read_page(page, to);
+    to += page_bytes;
+  }
   return state;
 }
 
 void Engine::load_sequence(int32_t sequence, std::span<const std::byte> state) {
   const std::lock_guard lock(mutex_);
-  const size_t page_bytes = rank_->page_bytes(), state_bytes = rank_->state_bytes();
+  ranks_->require_usable();
+  const size_t page_bytes = ranks_->page_bytes(), state_bytes = ranks_->state_bytes();
   cut(sequence, 0);
   StateHeader header;
   if (state.size() < sizeof header)
@@ -72,8 +74,8 @@ void Engine::load_sequence(int32_t sequence, std::span<const std::byte> state) {
                           std::to_string(kVersion));
   if (header.fingerprint != model_->fingerprint())
     throw InvalidArgument("sequence state was saved with another model, quantisation or instruction set");
-  if (header.type_k != static_cast<int32_t>(kv_shapes_[0].type_k) ||
-      header.type_v != static_cast<int32_t>(kv_shapes_[0].type_v) || header.page_tokens != kPageTokens ||
+  if (header.type_k != static_cast<int32_t>(type_k_) ||
+      header.type_v != static_cast<int32_t>(type_v_) || header.page_tokens != kPageTokens ||
       header.page_bytes != page_bytes || header.state_bytes != state_bytes)
     throw InvalidArgument("sequence state was saved with other KV cache types");
   const auto n_tokens = static_cast<size_t>(std::max(header.length, 0));
@@ -90,12 +92,12 @@ void Engine::load_sequence(int32_t sequence, std::span<const std::byte> state) {
   memory_.append(sequence, header.length);
   tokens_[static_cast<size_t>(sequence)] = std::move(tokens);
   if (state_bytes > 0 && header.length > 0) {
-    std::memcpy(rank_->state(states_.begin(sequence)), from, state_bytes);
+    ranks_->write_state(states_.begin(sequence), from);
     states_.commit(sequence);
   }
   from += state_bytes;
   for (const PageId page : memory_.pages(sequence)) {
-    std::memcpy(rank_->page(page), from, page_bytes);
+    ranks_->write_page(page, from);
     from += page_bytes;
   }
 }

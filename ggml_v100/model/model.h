@@ -38,7 +38,9 @@ class TextModel {
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
-  // Logits [rows, vocab] of hidden states.
+  // Rows of the output matrix that this rank has.
+  virtual RowRange vocabulary() const = 0;
+  // Logits [rows, vocabulary()] of hidden states.
   virtual Tensor head(Ops& ops, Tensor hidden) const = 0;
 };
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/range.h"
 #include "quants/types.h"
 
 namespace v100 {
@@ -20,6 +21,11 @@ struct KvShape {
   int32_t kv_heads = 0;
   int32_t head_dim_k = 0;  // multiples of 32 for the quantised types
   int32_t head_dim_v = 0;
+  // Query head h reads kv head (h + skew) / group. group 0: heads / kv_heads, with all kv heads read by equally many.
+  int32_t group = 0;
+  int32_t skew = 0;
+
+  int32_t group_of(int32_t heads) const { return group > 0 ? group : heads / kv_heads; }
 };
 
 // One layer's pages: page p starts at pages + p * page_stride_bytes. The layout inside a page belongs to the backend; a
@@ -28,11 +34,6 @@ struct KvLayer {
   std::byte* pages = nullptr;
   size_t page_stride_bytes = 0;
   KvShape shape;
-};
-
-struct RowRange {  // [begin, end)
-  int32_t begin = 0;
-  int32_t end = 0;
 };
 
 // The consecutive rows of a ubatch that belong to one sequence, and where that sequence's tokens and state lie.

@@ -76,6 +76,7 @@ class ObservedOps final : public Ops {
   }
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override { return inner_->gather_rows(x, indices); }
   void all_reduce(Tensor partial) override { inner_->all_reduce(partial); }
+  void broadcast(Tensor x, int32_t root) override { inner_->broadcast(x, root); }
   void tap(std::string_view name, int32_t layer, Tensor value) override { inner_->tap(name, layer, value); }
   void read(Tensor x, std::span<float> destination) override { inner_->read(x, destination); }
   void set_threads(int32_t n_threads) override { inner_->set_threads(n_threads); }

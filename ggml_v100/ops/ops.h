@@ -18,6 +18,7 @@
 #include "base/thread_settings.h"
 #include "ops/kv.h"
 #include "ops/state.h"
+#include "parallel/collective.h"
 #include "quants/types.h"
 #include "tensor/tensor.h"
 
@@ -54,10 +55,13 @@ struct EmbeddingTable {
   int32_t features = 0;
 };
 
-struct Linear {  // y = W x + bias
+// y = W x + bias. Without a weight: a matrix whose rows or columns all lie on other ranks. Its product is zeros,
+// [rows, out_features], where out_features is 0 if it is the rows that are elsewhere.
+struct Linear {
   std::shared_ptr<const LinearWeight> weight;
-  VectorWeight bias;   // [out_features], or empty
-  std::string name{};  // of the tensor in the file; empty for the further parts of a fused one
+  VectorWeight bias;         // [out_features], or empty
+  std::string name{};        // of the tensor in the file; empty for the further parts of a fused one
+  int32_t out_features = 0;  // of one without a weight
 };
 
 // One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x.
@@ -185,7 +189,7 @@ class Ops {
   // (d = 0: q = 8), d stored as f16. Reading back: f32(d) * q (q - 8 for Q4_0).
   virtual void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) = 0;
 
-  // Attention of q [rows, heads * head_dim_k] -> [rows, heads * head_dim_v]; head h reads kv head h / (heads / kv_heads).
+  // Attention of q [rows, heads * head_dim_k] -> [rows, heads * head_dim_v]; which kv head a head reads: KvShape.
   // The keys a row sees are taken page by page (pages are aligned to absolute kv indices); per page, in order of j:
   //   s_j = scale * (fma sum over d of q_d * k_jd, ascending, from 0);  m = max s_j;  p_j = exp_f32(s_j - m)
   //   l = sum of p_j in 16 interleaved partial sums (lane = index within page % 16);  o_d = fma sum over j of p_j * v_jd, from 0
@@ -231,8 +235,11 @@ class Ops {
   // Copies of the given rows, [indices, features].
   virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;
 
-  // Sum over ranks, in place. The only meeting point of ranks; nothing to do for one.
+  // The meeting points of ranks; nothing to do for one.
+  // Sum over ranks, in place: in f32 and in their order, the same bits on all.
   virtual void all_reduce(Tensor partial) = 0;
+  // The root's x on every rank, in place.
+  virtual void broadcast(Tensor x, int32_t root) = 0;
 
   // A named intermediate for comparing engines; free when no tap is installed.
   virtual void tap(std::string_view name, int32_t layer, Tensor value) { (void)name, (void)layer, (void)value; }
@@ -259,8 +266,9 @@ class Backend {
                                                           const std::byte* rows, ThreadPool& pool) const = 0;
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
-  // threads.count is the most that set_threads may ask for. Throws InvalidArgument for settings the system refuses.
-  virtual std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const = 0;
+  // threads.count is the most that set_threads may ask for. seat: where these operations meet those of other ranks.
+  // Throws InvalidArgument for settings the system refuses.
+  virtual std::unique_ptr<Ops> create_ops(const ThreadSettings& threads, RankSeat seat = {}) const = 0;
 };
 
 }  // namespace v100

@@ -62,9 +62,12 @@ float dot_integer(const IntegerRows& w, int64_t n, int32_t in_features, const Qu
 
 class ReferenceOps final : public Ops {
  public:
-  explicit ReferenceOps(const ThreadSettings& threads) : pool_(threads) {}
+  ReferenceOps(const ThreadSettings& threads, RankSeat seat) : pool_(threads), seat_(seat) {}
 
-  Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
+  Tensor create(int32_t rows, int32_t features) override {
+    seat_.beat();
+    return arena_.create(rows, features);
+  }
 
   Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) override {
     Tensor y = create(static_cast<int32_t>(tokens.size()), table.features);
@@ -106,6 +109,11 @@ class ReferenceOps final : public Ops {
   }
 
   Tensor linear(Tensor x, const Linear& layer) override {
+    if (layer.weight == nullptr) {
+      const Tensor zeros = create(x.rows, layer.out_features);
+      std::fill_n(zeros.data, zeros.size(), 0.0f);
+      return zeros;
+    }
     const auto& w = static_cast<const ReferenceWeight&>(*layer.weight);
     Tensor y = create(x.rows, w.out_features);
     pool_.parallel_for(x.rows, 1, [&](int64_t begin, int64_t end) {
@@ -166,14 +174,15 @@ class ReferenceOps final : public Ops {
 
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
-    const int32_t group = heads / layer.shape.kv_heads;
+    if (heads == 0) return y;
+    const int32_t group = layer.shape.group_of(heads);
     for (const SequenceRows& sequence : rows.sequences) {
       const int32_t first = sequence.rows.begin;
       pool_.parallel_for(sequence.rows.end - first, 1, [&](int64_t begin, int64_t end) {
         for (int32_t r = first + static_cast<int32_t>(begin); r < first + end; ++r)
           for (int32_t h = 0; h < heads; ++h)
             attend(q.row(r) + h * layer.shape.head_dim_k, sequence, rows.visible[static_cast<size_t>(r)], layer,
-                   h / group, scale, y.row(r) + h * layer.shape.head_dim_v);
+                   (h + layer.shape.skew) / group, scale, y.row(r) + h * layer.shape.head_dim_v);
       });
     }
     return y;
@@ -261,7 +270,8 @@ class ReferenceOps final : public Ops {
     return y;
   }
 
-  void all_reduce(Tensor) override {}
+  void all_reduce(Tensor partial) override { seat_.all_reduce(partial.data, partial.size()); }
+  void broadcast(Tensor x, int32_t root) override { seat_.broadcast(root, x.data, x.size()); }
 
   void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
 
@@ -341,6 +351,7 @@ class ReferenceOps final : public Ops {
   }
 
   ThreadPool pool_;
+  RankSeat seat_;
   Arena arena_;
 };
 
@@ -352,8 +363,8 @@ class ReferenceBackend final : public Backend {
     return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
-    return std::make_unique<ReferenceOps>(threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads, RankSeat seat) const override {
+    return std::make_unique<ReferenceOps>(threads, seat);
   }
 };
 

@@ -1,0 +1,41 @@
+// The threads of the ranks: one call runs on all of them and ends within bounded time, whatever a rank does.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parallel/collective.h"
+
+namespace v100 {
+
+class RankThreads {
+ public:
+  // One thread per name. Throws OutOfMemory when the system has none left.
+  explicit RankThreads(std::vector<std::string> names);
+  ~RankThreads();
+  RankThreads(const RankThreads&) = delete;
+  RankThreads& operator=(const RankThreads&) = delete;
+
+  RankGroup& group() const;
+
+  // work(rank) on every rank's thread. Throws DeviceError naming the first rank that threw, and what; or a rank that gave
+  // no sign of life for stall_limit. A rank that still does not return within a grace of a second is lost: the call
+  // throws, is_usable() turns false, and whatever `work` refers to must be kept until the process ends.
+  void run(std::function<void(int32_t rank)> work);
+  bool is_usable() const;
+  // Throws DeviceError when a rank is lost.
+  void require_usable() const;
+
+  // One operation takes seconds at most (a layer of a large model over a large ubatch on a slow core).
+  void set_stall_limit(std::chrono::duration<double> limit);
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // shared with the threads: a lost one may outlive this object
+};
+
+}  // namespace v100

@@ -30,7 +30,7 @@ class KeyValue(NamedTuple):
     value: Any  # int, float, bool, str; for arrays list[str] or an ndarray
 
 def backend_info() -> dict[str, Any]:
-    """``isa`` (what ``auto`` takes), ``available``, ``cuda`` (why not), and of the build: ``version``, ``build_number``
+    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (why not), and of the build: ``version``, ``build_number``
     (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
     """
 
@@ -108,8 +108,14 @@ class TensorInfo(NamedTuple):
 class Model:
     """Weights of one GGUF model, packed for this machine. Immutable; several engines may share it.
 
+    load_mtp: also the blocks of multi-token prediction, where the file has them; else their memory is not spent.
     kv_overrides: values that replace metadata on lookup (``--override-kv``).
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
+    devices: what the model runs on, of ``backend_info()["devices"]``; none: the CPU. Each is a rank, and several may be
+    the same CPU: that is how a split is tried without further hardware.
+    split_mode: of several devices, ``none`` uses one (`main_gpu`, an index), ``layer`` gives each whole layers, ``tensor``
+    divides every layer. tensor_split: shares of the devices in any unit, 0 leaves one idle; none: equal.
+    tensor_overrides: (regular expression, device) pairs; tensors with a match lie on that device as a whole.
     Raises `GgufError`, `ModelError`, `OutOfMemory`, `InvalidArgument`.
     """
 
@@ -119,8 +125,14 @@ class Model:
         *,
         n_threads: int = 0,
         check_tensors: bool = False,
+        load_mtp: bool = False,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         isa: str = "auto",
+        devices: Sequence[str] = (),
+        split_mode: str = "layer",
+        tensor_split: Sequence[float] = (),
+        main_gpu: int = 0,
+        tensor_overrides: Sequence[tuple[str, str]] = (),
     ) -> None: ...
     @property
     def metadata(self) -> dict[str, Any]:
@@ -140,6 +152,12 @@ class Model:
     @property
     def n_layer(self) -> int: ...
     @property
+    def is_recurrent(self) -> bool:
+        """Whether sequences carry a state that cannot be cut back: they are kept and shared whole or not at all."""
+    @property
+    def n_mtp(self) -> int:
+        """Loaded blocks of multi-token prediction."""
+    @property
     def n_params(self) -> int: ...
     @property
     def size_bytes(self) -> int:
@@ -150,6 +168,12 @@ class Model:
     @property
     def description(self) -> str:
         """As llama-bench prints it, e.g. ``llama 135M Q4_1``."""
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each rank."""
+    @property
+    def rank_bytes(self) -> tuple[int, ...]:
+        """Bytes of packed weights on each rank."""
     def close(self) -> None:
         """Give the memory back. Engines that still use the model keep it alive until they are closed. Idempotent."""
 
@@ -226,6 +250,8 @@ class Engine:
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
     thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
     thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
+    Of a model on several ranks in mode ``tensor`` the threads are shared out over the ranks. When a rank fails, a call
+    raises `DeviceError` naming it; when it does not return at all, so does every later call that computes.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
 
@@ -307,4 +333,10 @@ class Engine:
         """Append tokens to their sequences (default: 0). `logits[i]`: keep that row's logits (default: last)."""
     def logits(self) -> NDArray[np.float32]:
         """Copy of the kept logits of the last `decode`, `[kept rows, n_vocab]`."""
+    def _inject_fault(
+        self, rank: int, at: int, *, hang_seconds: float = 0.0, stall_seconds: float | None = None
+    ) -> None:
+        """For tests: this rank throws, or hangs, at its `at`-th operation from now. stall_seconds: how long a rank may
+        be silent from now on.
+        """
     def close(self) -> None: ...

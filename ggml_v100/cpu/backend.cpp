@@ -254,11 +254,15 @@ class CpuOps final : public Ops {
   template <class Product>
   Tensor for_experts(Tensor x, int32_t slots_per_row, const Routing& routing, const ExpertLinear& w,
                      Product&& product) {
-    Tensor y = create(routing.slots(), w.experts[0]->out_features);
+    Tensor y = create(routing.slots(), w.out_features);
     const cpu::ExpertSlots slots(routing, static_cast<int32_t>(w.experts.size()));
     for (size_t e = 0; e < w.experts.size(); ++e) {
       const std::span<const int32_t> mine = slots.of(e);
       if (mine.empty()) continue;
+      if (w.experts[e] == nullptr) {
+        for (const int32_t slot : mine) std::fill_n(y.row(slot), y.features, 0.0f);
+        continue;
+      }
       const size_t mark = arena_.mark();
       const Tensor in = create(static_cast<int32_t>(mine.size()), x.features);
       for (int32_t i = 0; i < in.rows; ++i)

@@ -134,12 +134,13 @@ SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues
 }
 
 void Engine::UbatchRows::clear() {
-  tokens.clear(), positions.clear(), outputs.clear(), visible.clear(), windowed.clear(), sequences.clear();
+  tokens.clear(), positions.clear(), outputs.clear(), rope_positions.clear();
+  visible.clear(), windowed.clear(), sequences.clear();
 }
 
 template <typename OnLogits>
 void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
-  auto& [tokens, positions, outputs, visible, windowed, sequences, tables] = ubatch_;
+  auto& [tokens, positions, outputs, rope_positions, visible, windowed, sequences, tables] = ubatch_;
   tables.resize(ropes_.size());
   const int32_t window = model_->text().sliding_window();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
@@ -154,13 +155,14 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
       sequence.tokens = std::span(tokens_[static_cast<size_t>(row.sequence)]).first(static_cast<size_t>(row.index) + 1);
       tokens.push_back(row.token);
       positions.push_back(row.index);
+      rope_positions.push_back(text_position(row.index));
       visible.push_back({0, row.index + 1});
       windowed.push_back({window > 0 ? std::max(0, row.index + 1 - window) : 0, row.index + 1});
       if (row.wanted) outputs.push_back(r);
     }
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
     const Rows windowed_rows{tokens, positions, positions, windowed, sequences};
-    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], positions);
+    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
     ranks_->forward({ubatch_rows, windowed_rows, tables, outputs}, ubatch_rows.count() <= kDecodeRows);
     if (outputs.empty()) continue;
     const Tensor logits = ranks_->logits();

@@ -71,7 +71,7 @@ class Engine {
   size_t kv_bytes() const { return ranks_->kv_bytes(); }
 
   // Whether sequences carry a state that cannot be cut back (recurrent layers).
-  bool is_recurrent() const { return ranks_->state_bytes() > 0; }
+  bool is_recurrent() const { return model_->text().is_recurrent(); }
 
   // One scheduler iteration. All or nothing: throws ContextFull or InvalidArgument before any row is computed; after any
   // other error every sequence has its old length.
@@ -119,6 +119,7 @@ class Engine {
   // What an Ubatch refers to. Kept between calls for its memory, and for a rank that may be lost while it reads it.
   struct UbatchRows {
     std::vector<int32_t> tokens, positions, outputs;
+    std::vector<RopePosition> rope_positions;
     std::vector<RowRange> visible, windowed;
     std::vector<SequenceRows> sequences;
     std::vector<RopeTable> tables;

@@ -74,7 +74,7 @@ LoadedModel::LoadedModel(const ModelParams& params)
   for (int32_t rank = 0; rank < placement_.ranks(); ++rank) {
     backends_.push_back(create_backend(params.isa));
     Shard shard(placement_, rank);
-    const WeightLoader weights(file_, *backends_.back(), pool, params.check_tensors, shard);
+    const WeightLoader weights(file_, *backends_.back(), pool, params.check_tensors, params.load_mtp, shard);
     texts_.push_back(load_architecture(metadata_, weights));
     rank_bytes_.push_back(weights.packed_bytes());
   }

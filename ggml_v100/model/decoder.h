@@ -14,7 +14,8 @@ namespace v100 {
 class Decoder : public TextModel {
  public:
   const Hyperparameters& hyperparameters() const final { return hp_; }
-  std::vector<KvShape> kv_shapes() const override;
+  std::vector<KvShape> kv_shapes() const final { return kv_shapes_; }
+  RowRange vocabulary() const final { return vocabulary_; }
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
   Tensor head(Ops& ops, Tensor hidden) const final;
@@ -29,13 +30,23 @@ class Decoder : public TextModel {
   virtual void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const = 0;
 
   Hyperparameters hp_;
+  std::vector<KvShape> kv_shapes_;  // filled by the family, one for each layer that attends
   float embedding_scale_ = 1.0f;
   float logit_cap_ = 0.0f;  // 0: none
 
  private:
+  // Where whole layers are shared out, x goes from one rank to the next.
+  bool is_mine(const Shard::Stage& stage) const { return stage.rank < 0 || stage.rank == rank_; }
+  static void hand_over(Ops& ops, Tensor x, const Shard::Stage& stage) {
+    if (stage.rank >= 0) ops.broadcast(x, stage.rank);
+  }
+
   EmbeddingTable token_embd_;  // [vocab, hidden]
   VectorWeight output_norm_;   // [hidden]
-  Linear output_;              // [vocab, hidden], the embeddings where the file has no matrix of its own
+  int32_t rank_;
+  std::vector<Shard::Stage> stages_;
+  RowRange vocabulary_;
+  Linear output_;  // [vocabulary, hidden], of the embeddings where the file has no matrix of its own
 };
 
 }  // namespace v100

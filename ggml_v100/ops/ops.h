@@ -64,10 +64,13 @@ struct Linear {
   int32_t out_features = 0;  // of one without a weight
 };
 
-// One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x.
+// One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x; one that is not here (nullptr)
+// gives zeros: it belongs to another rank, and the ranks' results are summed.
 struct ExpertLinear {
   std::vector<std::shared_ptr<const LinearWeight>> experts;
-  std::string name;  // of the stack in the file
+  int32_t in_features = 0;
+  int32_t out_features = 0;
+  std::string name;  // of the stack in the file; empty for the further parts of a fused one
 };
 
 // Which experts the rows of a ubatch go to: slot r * used + j is the choice j of row r. In the arena, like a tensor.

@@ -30,7 +30,8 @@ class KeyValue(NamedTuple):
     value: Any  # int, float, bool, str; for arrays list[str] or an ndarray
 
 def backend_info() -> dict[str, Any]:
-    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (why not), and of the build: ``version``, ``build_number``
+    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (why not), and of the
+    build: ``version``, ``build_number``
     (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
     """
 

@@ -157,6 +157,7 @@ class CpuOps final : public Ops {
   }
 
   void apply_gate(Tensor x, Tensor gate) override {
+    if (x.features == 0) return;
     const int32_t width = x.features / gate.features;
     for_rows(x.rows, x.features, [&](int32_t r) {
       for (int32_t i = 0; i < x.features; ++i) x.row(r)[i] *= sigmoid_f32(gate.row(r)[i / width]);

@@ -189,6 +189,7 @@ class ReferenceOps final : public Ops {
   }
 
   void apply_gate(Tensor x, Tensor gate) override {
+    if (x.features == 0) return;
     const int32_t width = x.features / gate.features;
     for (int32_t r = 0; r < x.rows; ++r)
       for (int32_t i = 0; i < x.features; ++i) x.row(r)[i] *= sigmoid_f32(gate.row(r)[i / width]);

@@ -102,11 +102,14 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
                                                            .n_threads_batch = n_threads_batch_,
                                                            .threads = params.threads,
                                                            .importance = params.collect_importance ? &importance_ : nullptr});
+  prefixes_ =
+      std::make_unique<PrefixMemory>(memory_, states_, tokens_, *ranks_, params.cache_bytes, params.n_checkpoints);
 }
 
 Engine::~Engine() {
   if (ranks_->is_usable()) return;
   // A lost rank may wake up and go on: all that it reads stays. Calls that would have moved any of it were refused.
+  prefixes_.reset();
   keep_forever(std::move(model_));
   keep_forever(std::move(memory_));
   keep_forever(std::move(tokens_));

@@ -10,6 +10,7 @@
 
 #include "engine/loaded_model.h"
 #include "engine/rank.h"
+#include "memory/sequence_bytes.h"
 #include "ops/observed.h"
 #include "parallel/rank_threads.h"
 
@@ -25,23 +26,23 @@ struct RankSetParams {
   InputStatistics* importance;  // sums up the inputs of linear weights there, or nullptr
 };
 
-class RankSet {
+class RankSet : public SequenceBytes {
  public:
   // Throws OutOfMemory, InvalidArgument.
   RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& params);
-  ~RankSet();
+  ~RankSet() override;
 
   int32_t size() const { return static_cast<int32_t>(ranks_.size()); }
 
   // Of all ranks, layers and records together: a copy of a page or slot is this many bytes, one rank after the other.
-  size_t page_bytes() const { return page_bytes_; }
-  size_t state_bytes() const { return state_bytes_; }
+  size_t page_bytes() const override { return page_bytes_; }
+  size_t state_bytes() const override { return state_bytes_; }
   size_t kv_bytes() const;
   void copy_page(PageId from, PageId to) const;
-  void read_page(PageId page, std::byte* to) const;
-  void write_page(PageId page, const std::byte* from) const;
-  void read_state(int32_t slot, std::byte* to) const;
-  void write_state(int32_t slot, const std::byte* from) const;
+  void read_page(PageId page, std::byte* to) const override;
+  void write_page(PageId page, const std::byte* from) const override;
+  void read_state(int32_t slot, std::byte* to) const override;
+  void write_state(int32_t slot, const std::byte* from) const override;
 
   // Hidden states [outputs, hidden] after the output norm, in the memory of the first rank until the next call. is_decode:
   // runs with n_threads, else n_threads_batch. Throws what the only rank throws; of several, DeviceError that names the

@@ -114,8 +114,8 @@ class Model:
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
     devices: what the model runs on, of ``backend_info()["devices"]``; none: the CPU. Each is a rank, and several may be
     the same CPU: that is how a split is tried without further hardware.
-    split_mode: of several devices, ``none`` uses one (`main_gpu`, an index), ``layer`` gives each whole layers, ``tensor``
-    divides every layer. tensor_split: shares of the devices in any unit, 0 leaves one idle; none: equal.
+    split_mode: of several devices, ``none`` uses one (`main_gpu`, an index), ``layer`` gives each whole layers,
+    ``tensor`` divides every layer. tensor_split: shares of the devices in any unit, 0 leaves one idle; none: equal.
     tensor_overrides: (regular expression, device) pairs; tensors with a match lie on that device as a whole.
     Raises `GgufError`, `ModelError`, `OutOfMemory`, `InvalidArgument`.
     """

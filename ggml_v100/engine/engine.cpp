@@ -94,14 +94,15 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       rope_tables_(ropes_.size()) {
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
-  ranks_ = std::make_unique<RankSet>(model_, RankSetParams{.type_k = type_k_,
-                                                           .type_v = type_v_,
-                                                           .n_pages = memory_.n_pages(),
-                                                           .n_state_slots = states_.n_slots(),
-                                                           .n_threads = n_threads_,
-                                                           .n_threads_batch = n_threads_batch_,
-                                                           .threads = params.threads,
-                                                           .importance = params.collect_importance ? &importance_ : nullptr});
+  ranks_ = std::make_unique<RankSet>(model_,
+                                     RankSetParams{.type_k = type_k_,
+                                                   .type_v = type_v_,
+                                                   .n_pages = memory_.n_pages(),
+                                                   .n_state_slots = states_.n_slots(),
+                                                   .n_threads = n_threads_,
+                                                   .n_threads_batch = n_threads_batch_,
+                                                   .threads = params.threads,
+                                                   .importance = params.collect_importance ? &importance_ : nullptr});
   prefixes_ =
       std::make_unique<PrefixMemory>(memory_, states_, tokens_, *ranks_, params.cache_bytes, params.n_checkpoints);
 }

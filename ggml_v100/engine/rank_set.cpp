@@ -15,8 +15,8 @@ namespace {
 ThreadSettings settings_of_rank(ThreadSettings settings, int32_t count, int32_t first) {
   settings.count = count;
   if (!settings.cpus.empty())
-    std::rotate(settings.cpus.begin(),
-                settings.cpus.begin() + first % static_cast<int32_t>(settings.cpus.size()), settings.cpus.end());
+    std::rotate(settings.cpus.begin(), settings.cpus.begin() + first % static_cast<int32_t>(settings.cpus.size()),
+                settings.cpus.end());
   return settings;
 }
 

@@ -20,9 +20,9 @@ struct RankSetParams {
   QuantType type_k, type_v;
   int32_t n_pages;
   int32_t n_state_slots;
-  int32_t n_threads;        // of all ranks together that compute at the same time
+  int32_t n_threads;  // of all ranks together that compute at the same time
   int32_t n_threads_batch;
-  ThreadSettings threads;   // the count is not used
+  ThreadSettings threads;       // the count is not used
   InputStatistics* importance;  // sums up the inputs of linear weights there, or nullptr
 };
 

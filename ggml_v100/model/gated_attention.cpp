@@ -16,8 +16,8 @@ GatedAttentionWeights load_gated_attention(const WeightLoader& weights, const Hy
     throw ModelError(hp.architecture + ".attention.value_length is " + std::to_string(hp.head_dim_v) +
                      "; gates of attention need the " + std::to_string(hp.head_dim_k) + " of key_length");
   const std::string q = prefix + "attn_q", k = prefix + "attn_k", v = prefix + "attn_v";
-  AttentionShare share = share_attention(
-      weights, hp, layer, {q + ".weight", k + ".weight", v + ".weight", prefix + "attn_output.weight"});
+  AttentionShare share =
+      share_attention(weights, hp, layer, {q + ".weight", k + ".weight", v + ".weight", prefix + "attn_output.weight"});
   GatedAttentionWeights w;
   w.attn = std::move(share.weights);
   const int32_t d = hp.head_dim_k;
@@ -30,8 +30,7 @@ GatedAttentionWeights load_gated_attention(const WeightLoader& weights, const Hy
   w.gate = weights.linear_rows(q, hp.hidden, 2 * share.all_q, gate_rows);
   w.attn.k = weights.linear_rows(k, hp.hidden, share.all_k, std::array{share.k});
   w.attn.v = weights.linear_rows(v, hp.hidden, share.all_v, std::array{share.v});
-  w.attn.output =
-      weights.linear_columns(prefix + "attn_output", share.all_output, std::array{share.output}, hp.hidden);
+  w.attn.output = weights.linear_columns(prefix + "attn_output", share.all_output, std::array{share.output}, hp.hidden);
   w.q_norm = weights.vector(prefix + "attn_q_norm.weight", d);
   w.k_norm = weights.vector(prefix + "attn_k_norm.weight", d);
   return w;

@@ -47,15 +47,18 @@ DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const H
 GatedDeltaNetWeights load_gated_delta_net(const WeightLoader& weights, const Hyperparameters& hp,
                                           const DeltaNetHyperparameters& delta, int32_t layer) {
   const std::string prefix = block_prefix(layer);
-  const DeltaNet all{.key_heads = delta.key_heads, .value_heads = delta.value_heads, .head_dim = delta.head_dim,
-                     .a = {}, .dt_bias = {}};
+  const DeltaNet all{.key_heads = delta.key_heads,
+                     .value_heads = delta.value_heads,
+                     .head_dim = delta.head_dim,
+                     .a = {},
+                     .dt_bias = {}};
   // A rank has some key heads and the value heads that read them, whose columns in ssm_out must be whole blocks.
   const std::vector<std::string> tensors{prefix + "ssm_out.weight", prefix + "attn_qkv.weight",
                                          prefix + "attn_gate.weight"};
-  const RowRange keys = weights.shard().items(
-      SplitKind::recurrence, layer, delta.key_heads,
-      items_per_unit(delta.key_heads, delta.head_dim, weights.block_values(tensors.front())),
-      weights.bytes(tensors) / delta.key_heads, tensors);
+  const RowRange keys =
+      weights.shard().items(SplitKind::recurrence, layer, delta.key_heads,
+                            items_per_unit(delta.key_heads, delta.head_dim, weights.block_values(tensors.front())),
+                            weights.bytes(tensors) / delta.key_heads, tensors);
   const std::vector<RowRange> values = value_heads_of(keys, delta.key_heads, delta.value_heads);
   const std::vector<RowRange> value_rows = scaled(values, delta.head_dim);
   std::vector<RowRange> qkv_rows;

@@ -54,8 +54,7 @@ class WeightLoader {
   ExpertLinear expert_linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
                                   std::span<const RowRange> rows, int32_t experts, RowRange mine) const;
   // The given channels of `name.weight` [channels, taps], the oldest tap first.
-  ConvWeight convolution(const std::string& name, int32_t taps, int32_t channels,
-                         std::span<const RowRange> mine) const;
+  ConvWeight convolution(const std::string& name, int32_t taps, int32_t channels, std::span<const RowRange> mine) const;
   EmbeddingTable embedding(const std::string& name, int32_t features, int32_t vocab) const;
 
  private:

@@ -17,17 +17,24 @@ AttentionShare share_attention(const WeightLoader& weights, const Hyperparameter
   if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0)
     throw ModelError(block_prefix(layer) + "*: " + std::to_string(heads) + " heads over " + std::to_string(kv_heads) +
                      " kv heads do not make an attention layer of " + hp.architecture);
-  const HeadShare mine = weights.shard().heads(layer, heads, kv_heads, hp.head_dim_v,
-                                               weights.block_values(tensors.back()),
-                                               weights.bytes(tensors) / kv_heads, tensors);
+  const HeadShare mine =
+      weights.shard().heads(layer, heads, kv_heads, hp.head_dim_v, weights.block_values(tensors.back()),
+                            weights.bytes(tensors) / kv_heads, tensors);
   const int32_t d = hp.head_dim_k, dv = hp.head_dim_v;
   const auto part = [](RowRange items, int32_t width) { return RowRange{items.begin * width, items.end * width}; };
-  AttentionShare share{{}, part(mine.heads, d), part(mine.kv_heads, d), part(mine.kv_heads, dv),
-                       part(mine.heads, dv), heads * d, kv_heads * d, kv_heads * dv, heads * dv};
+  AttentionShare share{{},
+                       part(mine.heads, d),
+                       part(mine.kv_heads, d),
+                       part(mine.kv_heads, dv),
+                       part(mine.heads, dv),
+                       heads * d,
+                       kv_heads * d,
+                       kv_heads * dv,
+                       heads * dv};
   share.weights.heads = mine.heads.size();
   share.weights.kv_heads = mine.kv_heads.size();
-  share.weights.kv = {.kv_heads = mine.kv_heads.size(), .head_dim_k = d, .head_dim_v = dv, .group = mine.group,
-                      .skew = mine.skew()};
+  share.weights.kv = {
+      .kv_heads = mine.kv_heads.size(), .head_dim_k = d, .head_dim_v = dv, .group = mine.group, .skew = mine.skew()};
   return share;
 }
 
@@ -43,9 +50,8 @@ AttentionWeights load_attention(const WeightLoader& weights, const Hyperparamete
   AttentionWeights w = std::move(share.weights);
   const auto part = [&](const char* name, RowRange rows, int32_t all, int32_t first_in_fused) {
     if (!is_fused) return weights.linear_rows(prefix + name, hp.hidden, all, std::array{rows});
-    Linear linear = weights.linear_rows(
-        fused, hp.hidden, share.all_q + share.all_k + share.all_v,
-        std::array{RowRange{first_in_fused + rows.begin, first_in_fused + rows.end}});
+    Linear linear = weights.linear_rows(fused, hp.hidden, share.all_q + share.all_k + share.all_v,
+                                        std::array{RowRange{first_in_fused + rows.begin, first_in_fused + rows.end}});
     if (!linear.bias) linear.bias = weights.optional_vector_entries(prefix + name + ".bias", all, std::array{rows});
     return linear;
   };
@@ -83,8 +89,7 @@ GatedLinears load_gated_linears(const WeightLoader& weights, const Hyperparamete
                                 const std::string& gate, const std::string& up, const std::string& down) {
   constexpr int32_t kFeatures = 32;  // cut in units of a block of activations, and of whole blocks of the type
   const std::string prefix = block_prefix(layer);
-  const std::vector<std::string> tensors{prefix + down + ".weight", prefix + gate + ".weight",
-                                         prefix + up + ".weight"};
+  const std::vector<std::string> tensors{prefix + down + ".weight", prefix + gate + ".weight", prefix + up + ".weight"};
   const std::array mine{weights.shard().items(SplitKind::feed_forward, layer, size,
                                               std::lcm(kFeatures, weights.block_values(tensors.front())),
                                               weights.bytes(tensors) / size, tensors)};
@@ -117,8 +122,8 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
     tensors.push_back(fused + ".weight");
   else
     tensors.insert(tensors.end(), {gate + ".weight", up + ".weight"});
-  const RowRange mine = weights.shard().items(SplitKind::experts, layer, hp.experts, 1,
-                                              weights.bytes(tensors) / hp.experts, tensors);
+  const RowRange mine =
+      weights.shard().items(SplitKind::experts, layer, hp.experts, 1, weights.bytes(tensors) / hp.experts, tensors);
   if (is_fused) {
     const auto part = [&](int32_t first) {
       return weights.expert_linear_rows(fused, hp.hidden, 2 * size, std::array{RowRange{first, first + size}},

@@ -24,11 +24,11 @@ SplitMode split_mode(const std::string& name, size_t n_devices) {
   if (name == "none") return SplitMode::none;
   if (name == "layer") return SplitMode::layer;
   if (name == "tensor") return SplitMode::tensor;
-  if (name != "row")
-    throw InvalidArgument("split mode '" + name + "' is unknown; expected none, layer or tensor");
+  if (name != "row") throw InvalidArgument("split mode '" + name + "' is unknown; expected none, layer or tensor");
   if (n_devices > 1)
-    throw InvalidArgument("split mode 'row' is not supported; 'tensor' divides every layer over the devices, 'layer' "
-                          "gives each device whole layers");
+    throw InvalidArgument(
+        "split mode 'row' is not supported; 'tensor' divides every layer over the devices, 'layer' "
+        "gives each device whole layers");
   return SplitMode::none;
 }
 
@@ -79,8 +79,10 @@ std::vector<std::string> available_devices() {
 }
 
 Placement::Placement(PlacementParams params)
-    : mode_(split_mode(params.split_mode, params.devices.size())), devices_(checked_devices(std::move(params.devices))) {
-  if (params.main_device < 0 || params.main_device >= static_cast<int32_t>(devices_.size()))
+    : mode_(split_mode(params.split_mode, params.devices.size())),
+      devices_(checked_devices(std::move(params.devices))) {
+  if (mode_ == SplitMode::none &&
+      (params.main_device < 0 || params.main_device >= static_cast<int32_t>(devices_.size())))
     throw InvalidArgument("main device is " + std::to_string(params.main_device) + ", expected 0 to " +
                           std::to_string(devices_.size() - 1));
   shares_ = checked_shares(std::move(params.shares), devices_.size());
@@ -164,7 +166,8 @@ RowRange Shard::items(SplitKind kind, int32_t layer, int32_t items, int32_t per_
 HeadShare Shard::heads(int32_t layer, int32_t heads, int32_t kv_heads, int32_t head_columns, int32_t block,
                        double group_bytes, const std::vector<std::string>& tensors) {
   if (const auto rank = owner(layer, tensors))
-    return *rank == rank_ ? HeadShare{{0, heads}, {0, kv_heads}, heads / kv_heads} : HeadShare{{}, {}, heads / kv_heads};
+    return *rank == rank_ ? HeadShare{{0, heads}, {0, kv_heads}, heads / kv_heads}
+                          : HeadShare{{}, {}, heads / kv_heads};
   return split_heads(splitter_, heads, kv_heads, head_columns, block, group_bytes)[static_cast<size_t>(rank_)];
 }
 

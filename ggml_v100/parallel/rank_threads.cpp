@@ -46,7 +46,6 @@ struct RankThreads::State {
   std::mutex mutex;
   std::condition_variable wake, done;
 
-
   void stop() {
     {
       const std::lock_guard lock(mutex);

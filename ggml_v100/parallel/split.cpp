@@ -69,7 +69,8 @@ int32_t items_per_unit(int32_t items, int32_t columns_per_item, int32_t block) {
 std::vector<RowRange> cut_items(Splitter& splitter, SplitKind kind, int32_t items, int32_t per_unit,
                                 double item_bytes) {
   std::vector<RowRange> ranges = splitter.cut(kind, (items + per_unit - 1) / per_unit, item_bytes * per_unit);
-  for (RowRange& range : ranges) range = {std::min(range.begin * per_unit, items), std::min(range.end * per_unit, items)};
+  for (RowRange& range : ranges)
+    range = {std::min(range.begin * per_unit, items), std::min(range.end * per_unit, items)};
   return ranges;
 }
 

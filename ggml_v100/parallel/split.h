@@ -33,8 +33,9 @@ class Splitter {
   std::vector<RowRange> cut(SplitKind kind, int32_t units, double unit_bytes);
 
  private:
-  std::vector<double> shares_;                            // sum 1
-  std::vector<double> owed_[static_cast<size_t>(kSplitKinds)];  // bytes that each rank should have got beside what it did
+  std::vector<double> shares_;  // sum 1
+  std::vector<double>
+      owed_[static_cast<size_t>(kSplitKinds)];  // bytes that each rank should have got beside what it did
 };
 
 // Items (heads, groups) that must stay together so that a cut of a weight's columns falls between its blocks: the least

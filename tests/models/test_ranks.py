@@ -4,8 +4,9 @@ bit for bit where whole layers are shared out.
 The ranks are CPU devices. Cuts as arithmetic: tests/unit/test_split.py; ranks that fail: test_rank_faults.py.
 
 Splitting changes only the order in which partial sums are added. With f32 weights and caches that is a relative
-difference of 1e-6 to 1e-5. Values rounded to 8 bits or to f16 on their way may round the other way then, by 1/127 of the
-largest of their block: with those the logits may differ by a percent, and so may a choice between tokens that close.
+difference of 1e-6 to 1e-5. Values rounded to 8 bits or to f16 on their way may round the other way then, by 1/127 of
+the largest of their block: with those the logits may differ by a percent, and so may a choice between tokens that
+close.
 """
 
 from __future__ import annotations
@@ -319,7 +320,8 @@ def test_the_first_override_that_matches_counts(hybrid_path: Path) -> None:
     placement = {"devices": cpus(2), "split_mode": "tensor"}
     rules = [("ffn_", "CPU0"), ("ffn_", "CPU1")]
     first, second = (Model(hybrid_path, **placement, tensor_overrides=r).rank_bytes for r in (rules, rules[::-1]))
-    assert first[0] > first[1] and second[1] > second[0]
+    assert first[0] > first[1]
+    assert second[1] > second[0]
 
 
 def test_experts_can_be_sent_to_one_rank(tmp_path: Path) -> None:

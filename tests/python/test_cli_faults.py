@@ -304,7 +304,8 @@ def test_splits_over_several_devices_give_the_same_text(tiny_llama_path, capsys)
 def test_a_split_that_cannot_be_is_refused_by_name(tiny_llama_path, capsys, options, message):
     code, out, err = complete(capsys, tiny_llama_path, *options)
     assert (code, out) == (1, "")
-    assert err.startswith("error: ") and message in err
+    assert err.startswith("error: ")
+    assert message in err
 
 
 def test_the_list_of_devices_has_name_and_memory(capsys):

@@ -1,4 +1,4 @@
-"""How a model is cut over ranks: arithmetic only, in a C++ driver (native/split_driver.cpp) that prints what it answers.
+"""How a model is cut over ranks: arithmetic only, in a C++ driver (native/split_driver.cpp) that prints its answers.
 
 The shapes are those of real models. That the cut models compute the same is the subject of tests/models/test_ranks.py.
 """
@@ -69,7 +69,8 @@ def equal_shares(n: int) -> str:
 
 
 def assert_covers(ranges: list[Range], n: int) -> None:
-    assert ranges[0][0] == 0 and ranges[-1][1] == n
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == n
     assert all(before[1] == after[0] for before, after in pairwise(ranges))
 
 

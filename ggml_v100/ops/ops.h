@@ -96,12 +96,14 @@ struct ConvWeight {
   int32_t history() const { return (taps - 1) * dilation; }  // tokens of the state record, [history, channels]
 };
 
+inline constexpr int32_t kMostDeltaHeadDim = 256;
+
 // Gated delta net. Value head h reads key head h % key_heads. Record of the state: [value_heads, head_dim, head_dim],
 // M[i][j] with key feature i and value feature j.
 struct DeltaNet {
   int32_t key_heads = 0;
   int32_t value_heads = 0;
-  int32_t head_dim = 0;  // of keys and values, a multiple of 16
+  int32_t head_dim = 0;  // of keys and values, a multiple of 16, at most kMostDeltaHeadDim
   VectorWeight a;        // [value_heads], -exp(A_log)
   VectorWeight dt_bias;  // [value_heads]
 

@@ -6,15 +6,21 @@
 
 namespace v100 {
 
+namespace {
+
+// The embeddings where the file has no matrix of its own.
+std::string output_name(const WeightLoader& weights) { return weights.has("output.weight") ? "output" : "token_embd"; }
+
+}  // namespace
+
 Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
     : hp_(std::move(hyperparameters)),
       token_embd_(weights.embedding("token_embd", hp_.hidden, hp_.vocab)),
       output_norm_(weights.vector("output_norm.weight", hp_.hidden)),
       rank_(weights.shard().rank()),
       stages_(weights.shard().stages(hp_.layers)),
-      vocabulary_(weights.shard().vocabulary(hp_.vocab)),
-      output_(weights.linear_rows(weights.has("output.weight") ? "output" : "token_embd", hp_.hidden, hp_.vocab,
-                                  std::array{vocabulary_})) {}
+      vocabulary_(weights.shard().vocabulary(hp_.vocab, output_name(weights) + ".weight")),
+      output_(weights.linear_rows(output_name(weights), hp_.hidden, hp_.vocab, std::array{vocabulary_})) {}
 
 std::vector<RopeAngles> Decoder::ropes(const RopeSettings& settings, int32_t) const {
   return {rope_angles(hp_.rope, settings, {})};

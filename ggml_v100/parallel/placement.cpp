@@ -99,6 +99,10 @@ Placement::Placement(PlacementParams params)
     else if (rank == devices_.end() && override.device != "CPU")
       throw InvalidArgument("tensor override '" + override.pattern + "': device '" + override.device +
                             "' is not one of CPU, " + joined(devices_));
+    if (rule.rank && mode_ == SplitMode::layer)
+      throw InvalidArgument("tensor override '" + override.pattern + "': device '" + override.device +
+                            "' is one of several that have whole layers; single tensors are sent to a device in split "
+                            "mode 'tensor'");
     try {
       rule.pattern = std::regex(override.pattern);
     } catch (const std::regex_error& error) {
@@ -171,7 +175,8 @@ HeadShare Shard::heads(int32_t layer, int32_t heads, int32_t kv_heads, int32_t h
   return split_heads(splitter_, heads, kv_heads, head_columns, block, group_bytes)[static_cast<size_t>(rank_)];
 }
 
-RowRange Shard::vocabulary(int32_t rows) {
+RowRange Shard::vocabulary(int32_t rows, const std::string& tensor) {
+  if (const auto rank = placement_.override_of(tensor)) return *rank == rank_ ? RowRange{0, rows} : RowRange{};
   if (placement_.mode() != SplitMode::layer)
     return cut_items(splitter_, SplitKind::vocabulary, rows, kVocabularyRows, 1.0)[static_cast<size_t>(rank_)];
   const RowRange mine = layers_[static_cast<size_t>(rank_)];

@@ -86,8 +86,8 @@ class Shard {
   // This rank's heads; see split_heads.
   HeadShare heads(int32_t layer, int32_t heads, int32_t kv_heads, int32_t head_columns, int32_t block,
                   double group_bytes, const std::vector<std::string>& tensors);
-  // Rows of the output matrix.
-  RowRange vocabulary(int32_t rows);
+  // This rank's rows of the output matrix.
+  RowRange vocabulary(int32_t rows, const std::string& tensor);
 
  private:
   // The rank that has all of a layer or of these tensors, if one has.

@@ -1,6 +1,7 @@
 // One generation per call; the caller watches over the ranks while it waits for the last to return.
 #include "parallel/rank_threads.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -24,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSpinRounds = 2000, kYieldRounds = 400;
 constexpr auto kWatch = std::chrono::milliseconds(50);  // how often the caller looks at the ranks' signs of life
 constexpr auto kGrace = std::chrono::seconds(1);        // for ranks to return after a failure
-constexpr double kStallSeconds = 60;
+constexpr double kStallSeconds = 300;
 
 }  // namespace
 
@@ -90,40 +91,40 @@ struct RankThreads::State {
 
   bool all_returned() const { return running.load(std::memory_order_acquire) == 0; }
 
-  // Fails a rank that has not moved for too long while it was not waiting for another.
+  // Fails a rank that has not moved for too long while it was not waiting for another. Time is counted in looks, so that a
+  // process that was stopped for a while does not find all its ranks silent.
   class Watch {
    public:
-    explicit Watch(State& state) : state_(state), seen_(state.names.size()), since_(state.names.size(), Clock::now()) {
+    explicit Watch(State& state) : state_(state), seen_(state.names.size()), silence_(state.names.size(), 0.0) {
       for (size_t r = 0; r < seen_.size(); ++r) seen_[r] = state.group.beats(static_cast<int32_t>(r));
     }
     void look() {
       const auto now = Clock::now();
-      const std::chrono::duration<double> limit(state_.stall_seconds.load());
-      int32_t waiting = 0, unfinished = 0;
+      const double passed = std::chrono::duration<double>(std::min<Clock::duration>(now - last_, 2 * kWatch)).count();
+      last_ = now;
+      const double limit = state_.stall_seconds;
+      size_t waiting = 0, unfinished = 0;
       for (size_t r = 0; r < seen_.size(); ++r) {
         const auto rank = static_cast<int32_t>(r);
         const int64_t beats = state_.group.beats(rank);
-        const bool is_waiting = state_.group.is_waiting(rank), returned = state_.returned[r].load();
+        const bool is_waiting = state_.group.is_waiting(rank), returned = state_.returned[r];
         if (!returned) ++unfinished, waiting += is_waiting;
-        if (beats != seen_[r] || is_waiting || returned) {
-          seen_[r] = beats;
-          since_[r] = now;
-        } else if (now - since_[r] > limit) {
-          state_.group.fail(rank, "no sign of life for " + std::to_string(limit.count()) + " seconds");
-        }
+        silence_[r] = beats != seen_[r] || is_waiting || returned ? 0.0 : silence_[r] + passed;
+        seen_[r] = beats;
+        if (silence_[r] > limit) state_.group.fail(rank, "no sign of life for " + std::to_string(limit) + " seconds");
       }
       // Ranks that wait for one that has returned would wait for ever.
-      if (unfinished == 0 || waiting < unfinished || unfinished == static_cast<int32_t>(seen_.size()))
-        deserted_since_ = now;
-      else if (now - deserted_since_ > limit)
-        state_.group.fail(0, "ranks wait for a meeting that others have left");
+      const bool deserted = unfinished > 0 && waiting == unfinished && unfinished < seen_.size();
+      desertion_ = deserted ? desertion_ + passed : 0.0;
+      if (desertion_ > limit) state_.group.fail(0, "ranks wait for a meeting that others have left");
     }
 
    private:
     State& state_;
     std::vector<int64_t> seen_;
-    std::vector<Clock::time_point> since_;
-    Clock::time_point deserted_since_ = Clock::now();
+    std::vector<double> silence_;  // seconds
+    double desertion_ = 0;
+    Clock::time_point last_ = Clock::now();
   };
 
   // Whether all ranks returned.

@@ -30,7 +30,7 @@ class RankThreads {
   // Throws DeviceError when a rank is lost.
   void require_usable() const;
 
-  // One operation takes seconds at most (a layer of a large model over a large ubatch on a slow core).
+  // 5 minutes unless set: the logits of a large vocabulary for a large ubatch may take one on a slow core.
   void set_stall_limit(std::chrono::duration<double> limit);
 
  private:

@@ -324,6 +324,14 @@ def test_the_first_override_that_matches_counts(hybrid_path: Path) -> None:
     assert second[1] > second[0]
 
 
+def test_the_output_matrix_can_be_sent_to_one_rank(hybrid_path: Path) -> None:
+    placement = {"devices": cpus(3), "split_mode": "tensor"}
+    plain = Computed(hybrid_path, F32_CACHE, **placement)
+    moved = Computed(hybrid_path, F32_CACHE, **placement, tensor_overrides=[(r"^output\.", "CPU2")])
+    assert moved.rank_bytes[2] > plain.rank_bytes[2]
+    assert_same_bits(moved.logits, plain.logits, "rows of the output matrix are independent")
+
+
 def test_experts_can_be_sent_to_one_rank(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "moe.gguf", "qwen3moe", n_expert=4)
     plain = Computed(path, F32_CACHE)
@@ -348,6 +356,10 @@ def test_experts_can_be_sent_to_one_rank(tmp_path: Path) -> None:
         ({"devices": ["CPU0", "CPU1"], "tensor_split": [0, 0]}, "the shares of all ranks are zero"),
         ({"devices": ["CPU0", "CPU1"], "tensor_split": [1, -1]}, "the share of a rank is -1"),
         ({"tensor_overrides": [("x", "CUDA0")]}, "tensor override 'x': device 'CUDA0' is not one of CPU"),
+        (
+            {"devices": ["CPU0", "CPU1"], "split_mode": "layer", "tensor_overrides": [("x", "CPU1")]},
+            "single tensors are sent to a device in split mode 'tensor'",
+        ),
         ({"tensor_overrides": [("(x", "CPU")]}, r"tensor override '(x': not a regular expression"),
         (
             {**THREE, "tensor_overrides": [("ffn_gate", "CPU1")]},

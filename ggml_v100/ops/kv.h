@@ -20,6 +20,11 @@ struct KvShape {
   int32_t kv_heads = 0;
   int32_t head_dim_k = 0;  // multiples of 32 for the quantised types
   int32_t head_dim_v = 0;
+  // Tokens of a block: the cache of a sparse-attention indexer, one head. V holds the tokens' index keys, K one key for
+  // each whole block of them. 0: K holds one key for each token. A divisor of kPageTokens.
+  int32_t block = 0;
+
+  int32_t keys() const { return block > 0 ? kPageTokens / block : kPageTokens; }  // of K in a page
 };
 
 // One layer's pages: page p starts at pages + p * page_stride_bytes. The layout inside a page belongs to the backend; a

@@ -1,4 +1,4 @@
-"""The forward pass of a `qwen4exp` file over one text, in NumPy and f64: an oracle. One token after the other, no cache.
+"""The forward pass of a `qwen4exp` file over one text, in NumPy and f64: an oracle. The whole text at once, no cache.
 
 Names are those of the file's tensors. Hyper-connections: n residual streams of width H side by side in a row.
 """

@@ -85,12 +85,14 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       states_(params.n_seq_max),
       tokens_(static_cast<size_t>(params.n_seq_max)),
       ropes_(model_->text().ropes(params.rope, n_ctx_)),
-      rope_tables_(ropes_.size()) {
+      rope_tables_(ropes_.size()),
+      block_rope_tables_(ropes_.size()) {
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
   for (KvShape& shape : kv_shapes_) {
     shape.type_k = kv_type("type_k", params.type_k);
-    shape.type_v = kv_type("type_v", params.type_v);
+    // An index cache has keys only: those of tokens in the place of values.
+    shape.type_v = shape.block > 0 ? shape.type_k : kv_type("type_v", params.type_v);
   }
   ThreadSettings threads = params.threads;
   threads.count = std::max(n_threads_, n_threads_batch_);
@@ -118,16 +120,16 @@ SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues
 template <typename OnLogits>
 void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
   std::vector<int32_t> tokens, positions, outputs;
-  std::vector<RopePosition> rope_positions;
+  std::vector<RopePosition> rope_positions, block_positions;
   std::vector<RowRange> visible, windowed;
   std::vector<SequenceRows> sequences;
-  std::vector<RopeTable> tables(ropes_.size());
-  const int32_t window = model_->text().sliding_window();
+  std::vector<RopeTable> tables(ropes_.size()), block_tables(ropes_.size());
+  const int32_t window = model_->text().sliding_window(), block = model_->text().block_tokens();
   Ops& ops = rank_->ops();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
     const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
-    tokens.clear(), positions.clear(), rope_positions.clear(), outputs.clear(), visible.clear(), windowed.clear(),
-        sequences.clear();
+    tokens.clear(), positions.clear(), rope_positions.clear(), block_positions.clear(), outputs.clear();
+    visible.clear(), windowed.clear(), sequences.clear();
     for (const Row& row : ubatch) {
       const auto r = static_cast<int32_t>(tokens.size());
       if (r == 0 || row.sequence != ubatch[static_cast<size_t>(r) - 1].sequence)
@@ -138,16 +140,20 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
       tokens.push_back(row.token);
       positions.push_back(row.index);
       rope_positions.push_back(text_position(row.index));
+      if (block > 0 && (row.index + 1) % block == 0) block_positions.push_back(text_position(row.index + 1 - block));
       visible.push_back({0, row.index + 1});
       windowed.push_back({window > 0 ? std::max(0, row.index + 1 - window) : 0, row.index + 1});
       if (row.wanted) outputs.push_back(r);
     }
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
     const Rows windowed_rows{tokens, positions, positions, windowed, sequences};
-    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
+    for (size_t i = 0; i < ropes_.size(); ++i) {
+      tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
+      block_tables[i] = block_rope_tables_[i].fill(ropes_[i], block_positions);
+    }
     ops.set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
     const Ops::Scope scope(ops);
-    const Tensor hidden = rank_->forward({ubatch_rows, windowed_rows, tables, outputs});
+    const Tensor hidden = rank_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs});
     if (outputs.empty()) continue;
     const Tensor logits = model_->text().head(ops, hidden);
     for (int32_t i = 0; i < logits.rows; ++i)

@@ -127,8 +127,8 @@ class Engine {
   StatePool states_;
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence, as many as its length
   std::vector<RopeAngles> ropes_;
-  std::vector<RopeTableBuffer> rope_tables_;  // one for each
-  InputStatistics importance_;                // written by the rank's operations
+  std::vector<RopeTableBuffer> rope_tables_, block_rope_tables_;  // one for each
+  InputStatistics importance_;                                    // written by the rank's operations
   std::unique_ptr<Rank> rank_;
   std::vector<float> logits_;
   int32_t logits_rows_ = 0;

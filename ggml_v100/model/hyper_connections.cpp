@@ -33,7 +33,7 @@ MixedStreams mix(Ops& ops, Tensor x, float eps, const MixerWeights& w) {
   ops.scaled_silu(low, 1.0f / static_cast<float>(w.streams));
   const Tensor gate = ops.linear(low, w.up);  // [rows, N]
   MixedStreams mixed;
-  mixed.input = ops.mix_streams(n, gate, w.streams);              // [rows, H]
+  mixed.input = ops.mix_streams(n, gate, w.streams);            // [rows, H]
   if (w.inject.weight) mixed.inject = ops.linear(n, w.inject);  // [rows, n]
   return mixed;
 }

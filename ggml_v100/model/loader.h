@@ -41,9 +41,14 @@ class WeightLoader {
   // `name.weight` [channels, taps], the oldest tap first.
   ConvWeight convolution(const std::string& name, int32_t taps, int32_t channels) const;
   EmbeddingTable embedding(const std::string& name, int32_t features, int32_t vocab) const;
+  // `name.weight` [at least `rows`, features] that may be far larger than memory: of its data nothing is read here, also with
+  // check_values, and later only the pages of the rows asked for.
+  EmbeddingTable lazy_table(const std::string& name, int32_t features, int64_t rows) const;
 
  private:
   const GgufTensor& require(const std::string& name, std::vector<int64_t> shape) const;
+  const GgufTensor& find(const std::string& name) const;
+  static void require_weight_type(const GgufTensor& tensor);
   VectorWeight decode_vector(const GgufTensor& tensor) const;
   // The given rows of one matrix of a tensor.
   std::shared_ptr<const LinearWeight> pack_rows(const GgufTensor& tensor, int32_t matrix, int32_t in_features,

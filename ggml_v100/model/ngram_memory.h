@@ -16,8 +16,8 @@ namespace v100 {
 struct NgramHash {
   int32_t ngram_size = 0;
   int32_t heads = 0;
-  int32_t eos = 0;  // ends what an n-gram reaches back to
-  std::vector<uint64_t> multipliers;      // [ngram_size]
+  int32_t eos = 0;                       // ends what an n-gram reaches back to
+  std::vector<uint64_t> multipliers;     // [ngram_size]
   std::vector<uint64_t> offsets, sizes;  // [hashes()], the part of the table that each hash names rows of
 
   int32_t hashes() const { return (ngram_size - 1) * heads; }

@@ -85,8 +85,8 @@ Qwen4Exp::Qwen4Exp(Qwen4ExpHyperparameters hyperparameters, const WeightLoader& 
       eps_(hp_.common.rms_epsilon),
       token_embd_(weights.embedding("token_embd", hp_.common.hidden, hp_.common.vocab)),
       output_mixer_(load_mixer(weights, "output_hc_", hp_.streams, false)),
-      output_(weights.linear(weights.has("output.weight") ? "output" : "token_embd", hp_.common.hidden,
-                             hp_.common.vocab)) {
+      output_(
+          weights.linear(weights.has("output.weight") ? "output" : "token_embd", hp_.common.hidden, hp_.common.vocab)) {
   for (int32_t layer = 0; layer < hp_.common.layers; ++layer) {
     const auto l = static_cast<size_t>(layer);
     Block block = load_block(weights, layer, hp_.delta.is_recurrent[l] != 0);
@@ -108,8 +108,7 @@ Qwen4Exp::Qwen4Exp(Qwen4ExpHyperparameters hyperparameters, const WeightLoader& 
     state_shapes_.push_back(ngram_memory_state(hp_.memory, hp_.streams));
   }
   if (weights.load_mtp())
-    for (int32_t i = 0; i < hp_.common.mtp_blocks; ++i)
-      mtp_.push_back(load_mtp_block(weights, hp_.common.layers + i));
+    for (int32_t i = 0; i < hp_.common.mtp_blocks; ++i) mtp_.push_back(load_mtp_block(weights, hp_.common.layers + i));
 }
 
 Block Qwen4Exp::load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const {
@@ -193,7 +192,7 @@ Qwen4ExpHyperparameters read_qwen4exp_hyperparameters(const Metadata& metadata) 
   Qwen4ExpHyperparameters hp;
   hp.common = read_hyperparameters(metadata);
   hp.common.rope.sections = read_rope_sections(keys);
-  read_mixture_hyperparameters(keys, hp.common);
+  read_shared_mixture(keys, hp.common);
   hp.streams = read_streams_shape(metadata, hp.common);
   hp.delta = read_delta_net_hyperparameters(keys, hp.common);
   hp.indexer = read_indexer_hyperparameters(keys, hp.common);

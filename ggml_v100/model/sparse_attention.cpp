@@ -19,8 +19,8 @@ IndexerHyperparameters read_indexer_hyperparameters(const Keys& keys, const Hype
   const int32_t budget = keys.required("attention.indexer.top_k", 1, kMostTokens);
   const int32_t blocks = hp.layers + hp.mtp_blocks;
   const std::string ratios = "attention.compress_ratios";
-  indexer.has_indexer = keys.per_layer(ratios, blocks, std::vector<int32_t>(static_cast<size_t>(blocks)), 0,
-                                       kMostTokens);
+  indexer.has_indexer =
+      keys.per_layer(ratios, blocks, std::vector<int32_t>(static_cast<size_t>(blocks)), 0, kMostTokens);
   for (int32_t& ratio : indexer.has_indexer) {
     if (ratio == 0) continue;
     if (indexer.block != 0 && ratio != indexer.block)

@@ -14,9 +14,9 @@ namespace v100 {
 // `attention.indexer.*` and `attention.compress_ratios`.
 struct IndexerHyperparameters {
   int32_t heads = 0;
-  int32_t head_dim = 0;               // Di
-  int32_t block = 0;                  // tokens, a divisor of kPageTokens; 0: no layer has an indexer
-  int32_t blocks = 0;                 // that a row attends to at most
+  int32_t head_dim = 0;              // Di
+  int32_t block = 0;                 // tokens, a divisor of kPageTokens; 0: no layer has an indexer
+  int32_t blocks = 0;                // that a row attends to at most
   std::vector<int32_t> has_indexer;  // per block of the model, those of multi-token prediction last
 };
 

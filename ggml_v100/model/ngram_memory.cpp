@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "base/error.h"
 #include "base/mapped_file.h"
@@ -28,10 +29,11 @@ namespace {
 
 // The first n elements of an array of integers >= least.
 std::vector<uint64_t> require_array(const Metadata& metadata, const std::string& key, int32_t n, int64_t least) {
-  if (!metadata.has(key)) throw ModelError(key + " is missing");
+  const std::optional<std::vector<int64_t>> elements = metadata.find_ints(key, n);
+  if (!elements) throw ModelError(key + " is missing");
   if (!metadata.is_array(key)) throw ModelError(key + " is not an array");
   std::vector<uint64_t> values;
-  for (const int64_t value : metadata.find_ints(key, n).value()) {
+  for (const int64_t value : *elements) {
     if (value < least)
       throw ModelError(key + " has " + std::to_string(value) + ", expected at least " + std::to_string(least));
     values.push_back(static_cast<uint64_t>(value));

@@ -142,7 +142,7 @@ std::span<T> take(Arena& arena, int64_t count) {
 }
 
 void Attention::plan(int32_t threads, Arena& arena) {
-  const int32_t group = layer_.shape.group_of(heads_), skew = layer_.shape.skew;
+  const int32_t group = layer_.shape.group_of(heads_);
   const int32_t group_part = std::min(group, kUnitQueries);
   const int32_t tile_rows = std::max(1, kUnitQueries / group_part);
   int64_t tiles = 0;
@@ -164,10 +164,10 @@ void Attention::plan(int32_t threads, Arena& arena) {
       if (keys.begin >= keys.end) keys = {0, 0};
       const RowRange pages{keys.begin / kPageTokens, (keys.end + kPageTokens - 1) / kPageTokens};
       for (int32_t kv_head = 0; kv_head < layer_.shape.kv_heads; ++kv_head) {
-        const int32_t end = std::min(heads_, (kv_head + 1) * group - skew);
-        for (int32_t first = std::max(0, kv_head * group - skew); first < end; first += group_part)
+        const RowRange readers = layer_.shape.readers(kv_head, heads_);
+        for (int32_t first = readers.begin; first < readers.end; first += group_part)
           units_[n_units++] = {
-              static_cast<int32_t>(s), kv_head, first, std::min(group_part, end - first), tile, pages, -1};
+              static_cast<int32_t>(s), kv_head, first, std::min(group_part, readers.end - first), tile, pages, -1};
       }
     }
   }

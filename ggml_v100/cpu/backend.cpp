@@ -12,14 +12,17 @@
 #include "base/math.h"
 #include "base/thread_pool.h"
 #include "cpu/attention.h"
+#include "cpu/block_index.h"
 #include "cpu/experts.h"
 #include "cpu/kernels.h"
 #include "cpu/kv_page.h"
 #include "cpu/linear.h"
 #include "cpu/packed_weight.h"
 #include "cpu/recurrent.h"
+#include "cpu/sparse_attention.h"
 #include "ops/arena.h"
 #include "ops/routing.h"
+#include "ops/streams.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -188,6 +191,81 @@ class CpuOps final : public Ops {
       else
         kernels_.sigmoid_mul(x.row(r), gate.row(r), x.features);
     });
+  }
+
+  Tensor repeat_streams(Tensor x, int32_t streams) override {
+    Tensor y = create(x.rows, x.features * streams);
+    for_rows(x.rows, y.features, [&](int32_t r) {
+      for (int32_t s = 0; s < streams; ++s) std::copy_n(x.row(r), x.features, y.row(r) + s * x.features);
+    });
+    return y;
+  }
+
+  Tensor norm_streams(Tensor x, int32_t streams, const VectorWeight& w, float eps) override {
+    Tensor y = create(x.rows, x.features);
+    const int32_t n = x.features / streams;
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      for (int32_t at = 0; at < x.features; at += n)
+        kernels_.rms_norm(x.row(r) + at, w.data.get() + at, y.row(r) + at, n, eps);
+    });
+    return y;
+  }
+
+  void scaled_silu(Tensor x, float factor) override {
+    for_rows(x.rows, x.features * 4, [&](int32_t r) { kernels_.scaled_silu(x.row(r), factor, x.features); });
+  }
+
+  Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) override {
+    Tensor y = create(x.rows, x.features / streams);
+    for_rows(x.rows, x.features * 4, [&](int32_t r) {
+      std::fill_n(y.row(r), y.features, 0.0f);
+      for (int32_t at = 0; at < x.features; at += y.features)
+        kernels_.add_gated(y.row(r), gate.row(r) + at, x.row(r) + at, y.features);
+      kernels_.scale(y.row(r), 1.0f / static_cast<float>(streams), y.features);
+    });
+    return y;
+  }
+
+  void add_to_streams(Tensor x, Tensor y, Tensor inject) override {
+    const float share = 1.0f / static_cast<float>(inject.features);
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      for (int32_t s = 0; s < inject.features; ++s)
+        kernels_.add_scaled(x.row(r) + s * y.features, 2.0f * sigmoid_f32(inject.row(r)[s] * share), y.row(r),
+                            y.features);
+    });
+  }
+
+  Tensor gate_memory(Tensor key, Tensor query, Tensor value) override {
+    Tensor y = create(key.rows, key.features);
+    for_rows(y.rows, y.features, [&](int32_t r) {
+      for (int32_t at = 0; at < y.features; at += value.features) {
+        const float dot = kernels_.dot(key.row(r) + at, query.row(r) + at, value.features);
+        std::copy_n(value.row(r), value.features, y.row(r) + at);
+        kernels_.scale(y.row(r) + at, memory_gate_of(dot, value.features), value.features);
+      }
+    });
+    return y;
+  }
+
+  void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
+                    const KvLayer& index) override {
+    cpu::append_index(keys, w, eps, angles, rows, index, kernels_);
+  }
+
+  BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override {
+    const auto n = static_cast<size_t>(q.rows);
+    auto* count = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
+    auto* blocks = reinterpret_cast<int32_t*>(arena_.take(n * static_cast<size_t>(most) * sizeof(int32_t)));
+    cpu::choose_blocks(q, rows, index, heads, most, count, blocks, kernels_, arena_, pool_);
+    return {q.rows, index.shape.block, most, count, blocks};
+  }
+
+  Tensor sparse_attention(Tensor q, const Rows& rows, const BlockChoice& choice, const KvLayer& layer, int32_t heads,
+                          float scale) override {
+    Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+    if (heads == 0) return y;
+    cpu::run_sparse_attention(q, rows, choice, layer, heads, scale, y, kernels_, arena_, pool_);
+    return y;
   }
 
   Routing route(Tensor logits, int32_t used) override {

@@ -91,7 +91,8 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       states_(params.n_seq_max),
       tokens_(static_cast<size_t>(params.n_seq_max)),
       ropes_(model_->text().ropes(params.rope, n_ctx_)),
-      rope_tables_(ropes_.size()) {
+      rope_tables_(ropes_.size()),
+      block_rope_tables_(ropes_.size()) {
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
   ranks_ = std::make_unique<RankSet>(model_,
@@ -115,6 +116,7 @@ Engine::~Engine() {
   keep_forever(std::move(memory_));
   keep_forever(std::move(tokens_));
   keep_forever(std::move(rope_tables_));
+  keep_forever(std::move(block_rope_tables_));
   keep_forever(std::move(ubatch_));
   keep_forever(std::move(ranks_));
 }
@@ -138,15 +140,17 @@ SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues
 }
 
 void Engine::UbatchRows::clear() {
-  tokens.clear(), positions.clear(), outputs.clear(), rope_positions.clear();
+  tokens.clear(), positions.clear(), outputs.clear(), rope_positions.clear(), block_positions.clear();
   visible.clear(), windowed.clear(), sequences.clear();
 }
 
 template <typename OnLogits>
 void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
-  auto& [tokens, positions, outputs, rope_positions, visible, windowed, sequences, tables] = ubatch_;
+  auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, tables,
+         block_tables] = ubatch_;
   tables.resize(ropes_.size());
-  const int32_t window = model_->text().sliding_window();
+  block_tables.resize(ropes_.size());
+  const int32_t window = model_->text().sliding_window(), block = model_->text().block_tokens();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
     const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
     ubatch_.clear();
@@ -160,14 +164,18 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
       tokens.push_back(row.token);
       positions.push_back(row.index);
       rope_positions.push_back(text_position(row.index));
+      if (block > 0 && (row.index + 1) % block == 0) block_positions.push_back(text_position(row.index + 1 - block));
       visible.push_back({0, row.index + 1});
       windowed.push_back({window > 0 ? std::max(0, row.index + 1 - window) : 0, row.index + 1});
       if (row.wanted) outputs.push_back(r);
     }
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
     const Rows windowed_rows{tokens, positions, positions, windowed, sequences};
-    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
-    ranks_->forward({ubatch_rows, windowed_rows, tables, outputs}, ubatch_rows.count() <= kDecodeRows);
+    for (size_t i = 0; i < ropes_.size(); ++i) {
+      tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
+      block_tables[i] = block_rope_tables_[i].fill(ropes_[i], block_positions);
+    }
+    ranks_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs}, ubatch_rows.count() <= kDecodeRows);
     if (outputs.empty()) continue;
     const Tensor logits = ranks_->logits();
     for (int32_t i = 0; i < logits.rows; ++i)

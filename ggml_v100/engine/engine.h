@@ -128,10 +128,10 @@ class Engine {
   // What an Ubatch refers to. Kept between calls for its memory, and for a rank that may be lost while it reads it.
   struct UbatchRows {
     std::vector<int32_t> tokens, positions, outputs;
-    std::vector<RopePosition> rope_positions;
+    std::vector<RopePosition> rope_positions, block_positions;
     std::vector<RowRange> visible, windowed;
     std::vector<SequenceRows> sequences;
-    std::vector<RopeTable> tables;
+    std::vector<RopeTable> tables, block_tables;
 
     void clear();
   };
@@ -154,9 +154,9 @@ class Engine {
   StatePool states_;
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence, as many as its length
   std::vector<RopeAngles> ropes_;
-  std::vector<RopeTableBuffer> rope_tables_;  // one for each
-  InputStatistics importance_;                // written by the rank's operations
-  UbatchRows ubatch_;                         // the one being computed
+  std::vector<RopeTableBuffer> rope_tables_, block_rope_tables_;  // one for each
+  InputStatistics importance_;                                    // written by the rank's operations
+  UbatchRows ubatch_;                                             // the one being computed
   std::unique_ptr<RankSet> ranks_;
   std::unique_ptr<PrefixMemory> prefixes_;
   std::vector<float> logits_;

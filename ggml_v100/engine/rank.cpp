@@ -32,7 +32,7 @@ Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> o
 }
 
 Tensor Rank::forward(const Ubatch& ubatch) const {
-  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.windowed};
+  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.block_ropes, ubatch.windowed};
   return text_.forward(*ops_, ubatch.rows, state, ubatch.outputs);
 }
 

@@ -18,9 +18,10 @@ namespace v100 {
 // Rows of one forward pass, and what the model reads beside them.
 struct Ubatch {
   Rows rows;
-  Rows windowed;                     // as layers with a sliding window see them
-  std::span<const RopeTable> ropes;  // one for each of TextModel::ropes()
-  std::span<const int32_t> outputs;  // rows whose hidden states are wanted
+  Rows windowed;                           // as layers with a sliding window see them
+  std::span<const RopeTable> ropes;        // one for each of TextModel::ropes()
+  std::span<const RopeTable> block_ropes;  // as in ForwardState
+  std::span<const int32_t> outputs;        // rows whose hidden states are wanted
 };
 
 class Rank {

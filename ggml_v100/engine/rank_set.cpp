@@ -51,7 +51,8 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
     std::vector<KvShape> shapes = model_->text(r).kv_shapes();
     for (KvShape& shape : shapes) {
       shape.type_k = params.type_k;
-      shape.type_v = params.type_v;
+      // An index cache has keys only: those of tokens in the place of values.
+      shape.type_v = shape.block > 0 ? params.type_k : params.type_v;
     }
     ranks_.push_back(std::make_unique<Rank>(model_->text(r), model_->backend(r), std::move(ops), std::move(shapes),
                                             params.n_pages, params.n_state_slots));

@@ -8,6 +8,8 @@
 
 #include "model/loader.h"
 #include "model/model.h"
+#include "model/parts.h"
+#include "model/stages.h"
 
 namespace v100 {
 
@@ -15,7 +17,7 @@ class Decoder : public TextModel {
  public:
   const Hyperparameters& hyperparameters() const final { return hp_; }
   std::vector<KvShape> kv_shapes() const final { return kv_shapes_; }
-  RowRange vocabulary() const final { return vocabulary_; }
+  RowRange vocabulary() const final { return output_.rows; }
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
   Tensor head(Ops& ops, Tensor hidden) const final;
@@ -35,18 +37,10 @@ class Decoder : public TextModel {
   float logit_cap_ = 0.0f;  // 0: none
 
  private:
-  // Where whole layers are shared out, x goes from one rank to the next.
-  bool is_mine(const Shard::Stage& stage) const { return stage.rank < 0 || stage.rank == rank_; }
-  static void hand_over(Ops& ops, Tensor x, const Shard::Stage& stage) {
-    if (stage.rank >= 0) ops.broadcast(x, stage.rank);
-  }
-
   EmbeddingTable token_embd_;  // [vocab, hidden]
   VectorWeight output_norm_;   // [hidden]
-  int32_t rank_;
-  std::vector<Shard::Stage> stages_;
-  RowRange vocabulary_;
-  Linear output_;  // [vocabulary, hidden], of the embeddings where the file has no matrix of its own
+  Stages stages_;
+  OutputWeights output_;
 };
 
 }  // namespace v100

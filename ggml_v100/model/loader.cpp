@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <limits>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/mapped_file.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -82,18 +84,27 @@ void WeightLoader::check(const GgufTensor& tensor) const {
     throw ModelError("tensor " + std::string(tensor.name) + " has non-finite values");
 }
 
-const GgufTensor& WeightLoader::require(const std::string& name, std::vector<int64_t> shape) const {
+const GgufTensor& WeightLoader::find(const std::string& name) const {
   const GgufTensor* tensor = file_->find_tensor(name);
   if (tensor == nullptr) throw ModelError("tensor " + name + " is missing");
   if (tensor->n_elements() == 0) throw ModelError("tensor " + name + " is empty");
+  return *tensor;
+}
+
+void WeightLoader::require_weight_type(const GgufTensor& tensor) {
+  if (!is_weight_type(tensor.type))
+    throw ModelError("tensor " + std::string(tensor.name) + " has type " + std::string(traits(tensor.type).name) +
+                     ", which is not a weight type");
+}
+
+const GgufTensor& WeightLoader::require(const std::string& name, std::vector<int64_t> shape) const {
+  const GgufTensor* tensor = &find(name);
   shape.resize(4, 1);
   for (size_t i = 0; i < 4; ++i)
     if (tensor->ne[i] != shape[i])
       throw ModelError("tensor " + name + " has shape " + shape_text(tensor->ne, 4) + ", the hyperparameters need " +
                        shape_text(shape.data(), 4));
-  if (!is_weight_type(tensor->type))
-    throw ModelError("tensor " + name + " has type " + std::string(traits(tensor->type).name) +
-                     ", which is not a weight type");
+  require_weight_type(*tensor);
   const std::string scale = name.substr(0, name.rfind('.')) + ".scale";
   if (has(scale)) throw ModelError("tensor " + scale + ": per-tensor weight scales are not supported yet");
   check(*tensor);
@@ -221,6 +232,20 @@ ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int3
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {
   const GgufTensor& tensor = require(name + ".weight", {features, vocab});
   return {file_, file_->data(tensor).data(), tensor.type, vocab, features};
+}
+
+EmbeddingTable WeightLoader::lazy_table(const std::string& name, int32_t features, int64_t rows) const {
+  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+  const GgufTensor& tensor = find(name + ".weight");
+  if (tensor.ne[0] != features || tensor.ne[1] < rows || tensor.ne[1] > kMostRows || tensor.ne[2] != 1 ||
+      tensor.ne[3] != 1)
+    throw ModelError("tensor " + name + ".weight has shape " + shape_text(tensor.ne, 4) +
+                     ", the hyperparameters need rows of " + std::to_string(features) + " and at least " +
+                     std::to_string(rows) + " of them");
+  require_weight_type(tensor);
+  const std::span<const std::byte> data = file_->data(tensor);
+  will_read_at_random(data);
+  return {file_, data.data(), tensor.type, static_cast<int32_t>(tensor.ne[1]), features};
 }
 
 }  // namespace v100

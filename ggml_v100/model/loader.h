@@ -56,9 +56,14 @@ class WeightLoader {
   // The given channels of `name.weight` [channels, taps], the oldest tap first.
   ConvWeight convolution(const std::string& name, int32_t taps, int32_t channels, std::span<const RowRange> mine) const;
   EmbeddingTable embedding(const std::string& name, int32_t features, int32_t vocab) const;
+  // `name.weight` [at least `rows`, features] that may be far larger than memory: of its data nothing is read here, also with
+  // check_values, and later only the pages of the rows asked for.
+  EmbeddingTable lazy_table(const std::string& name, int32_t features, int64_t rows) const;
 
  private:
   const GgufTensor& require(const std::string& name, std::vector<int64_t> shape) const;
+  const GgufTensor& find(const std::string& name) const;
+  static void require_weight_type(const GgufTensor& tensor);
   VectorWeight decode_vector(const GgufTensor& tensor) const;
   // The one place where rows and columns of a tensor's matrix are picked. nullptr when none are.
   std::shared_ptr<const LinearWeight> pack(const GgufTensor& tensor, int32_t matrix, std::span<const RowRange> rows,

@@ -144,6 +144,12 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
   return w;
 }
 
+OutputWeights load_output(const WeightLoader& weights, const Hyperparameters& hp) {
+  const std::string name = weights.has("output.weight") ? "output" : "token_embd";
+  const RowRange rows = weights.shard().vocabulary(hp.vocab, name + ".weight");
+  return {rows, weights.linear_rows(name, hp.hidden, hp.vocab, std::array{rows})};
+}
+
 Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation) {
   Tensor d;  // [rows, H], partial
   if (w.experts_used == 0) {

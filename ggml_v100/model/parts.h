@@ -63,6 +63,14 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
 // [rows, H] -> [rows, H].
 Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation);
 
+// The output matrix.
+struct OutputWeights {
+  RowRange rows;  // of the vocabulary, those that this rank has
+  Linear matrix;  // [rows, H]
+};
+// output, or the embeddings where the file has no matrix of its own.
+OutputWeights load_output(const WeightLoader& weights, const Hyperparameters& hp);
+
 // "blk.7."
 std::string block_prefix(int32_t layer);
 

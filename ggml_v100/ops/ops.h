@@ -111,6 +111,15 @@ struct DeltaNet {
   int32_t value_size() const { return value_heads * head_dim; }
 };
 
+// The blocks of adjacent tokens that each row of a ubatch attends to (sparse attention). In the arena, like a tensor.
+struct BlockChoice {
+  int32_t rows = 0;
+  int32_t block = 0;                // tokens of a block; block b is tokens [b * block, (b + 1) * block) of the sequence
+  int32_t most = 0;                 // blocks of a row
+  const int32_t* count = nullptr;   // [rows]
+  const int32_t* blocks = nullptr;  // [rows, most], the first count[row] of a row in use, ascending
+};
+
 enum class GateFunction { silu, sigmoid };  // silu_f32, sigmoid_f32 of base/math.h
 
 enum class RopeLayout {
@@ -223,6 +232,39 @@ class Ops {
 
   // In place: each head [head_dim] of x [rows, heads * head_dim] becomes rms_norm(head, w, eps) * function(gate).
   virtual void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) = 0;
+
+  // Residual streams (Zhu et al. 2024, "Hyper-Connections"): a row holds `streams` of them side by side.
+  //
+  // [rows, streams * features]: the row, streams times.
+  virtual Tensor repeat_streams(Tensor x, int32_t streams) = 0;
+  // rms_norm of each stream by itself, with its part of w [streams * features].
+  virtual Tensor norm_streams(Tensor x, int32_t streams, const VectorWeight& w, float eps) = 0;
+  // In place: x = silu_f32(x * factor).
+  virtual void scaled_silu(Tensor x, float factor) = 0;
+  // [rows, features]: y starts at 0; y = fma(sigmoid_f32(gate_s), x_s, y) for the streams s in order; then y *= 1 / streams.
+  virtual Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) = 0;
+  // In place on x: x_s = fma(2 * sigmoid_f32(inject_s * (1 / streams)), y, x_s); y [rows, features], inject [rows, streams].
+  virtual void add_to_streams(Tensor x, Tensor y, Tensor inject) = 0;
+  // What is read from a memory table, gated for each stream: [rows, streams * features] from key and query, of that shape,
+  // and value [rows, features].   a = (sum of key_i * query_i in 16 interleaved fma partial sums) / sqrt(features),
+  // u = sqrt(max(|a|, 1e-6)) with the sign of a (0 for a = 0),  y_s = sigmoid_f32(u) * value
+  virtual Tensor gate_memory(Tensor key, Tensor query, Tensor value) = 0;
+
+  // Sparse attention: an indexer chooses blocks of tokens by a key for each block.
+  //
+  // Writes the rows' index keys [rows, head_dim], V of the index cache; then, as K, the key of each block whose last token
+  // is one of the rows: s = k_0 + k_1 + ... of its tokens' stored keys in order, s * (1 / block), then norm_rope as one
+  // head (halves). `angles` has one row for each such block, in the order of the rows.
+  virtual void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
+                            const KvLayer& index) = 0;
+  // The `most` best of the complete blocks that each row sees (its view begins at 0), of equal ones the lower, from q
+  // [rows, heads * head_dim]: score = sum over heads, in order, from 0, of max(dot, 0), dot = fma sum over d of q_d * k_d,
+  // ascending, from 0. A NaN dot counts as 0.
+  virtual BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) = 0;
+  // attention, where a row sees only the tokens of its blocks and those after its last complete block. Pages of which it
+  // sees nothing take no part.
+  virtual Tensor sparse_attention(Tensor q, const Rows& rows, const BlockChoice& choice, const KvLayer& layer,
+                                  int32_t heads, float scale) = 0;
 
   // Chooses `used` experts for each row of router logits [rows, experts], the largest first, of equal ones the lower id.
   //   p_e = exp_f32(logit_e - max), P = sum of p_e over all experts in 16 interleaved partial sums, q_j = p_(e_j) / P,

@@ -1,0 +1,65 @@
+// A memory of n-grams (Cheng et al., "Conditional Memory via Scalable Lookup", 2026, called Engram): the last few tokens,
+// hashed, name rows of a very large table, which are read where they lie in the file and added to the residual streams
+// through a gate and a short convolution.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/hyper_connections.h"
+#include "model/keys.h"
+
+namespace v100 {
+
+// `ple.*`. For each n from 2 to ngram_size there are `heads` hashes of n tokens.
+struct NgramHash {
+  int32_t ngram_size = 0;
+  int32_t heads = 0;
+  int32_t eos = 0;                       // ends what an n-gram reaches back to
+  std::vector<uint64_t> multipliers;     // [ngram_size]
+  std::vector<uint64_t> offsets, sizes;  // [hashes()], the part of the table that each hash names rows of
+
+  int32_t hashes() const { return (ngram_size - 1) * heads; }
+
+  // Table rows of the token at `index`, [hashes()]. tokens: the ids of the sequence, at least up to it.
+  //   c_0 the token itself, c_s the one s places before it, or eos where that one, or one between, is eos or missing;
+  //   row = (c_0 m_0 xor ... xor c_(n-1) m_(n-1)) mod size + offset, all in 64 bits that wrap around.
+  void rows_of(std::span<const int32_t> tokens, int32_t index, int32_t* rows) const;
+};
+
+struct NgramMemoryHyperparameters {
+  int32_t layer = -1;  // whose streams it is added to; -1: the model has none
+  NgramHash hash;
+  int32_t row_features = 0;
+  int32_t taps = 0;  // of the convolution, which steps ngram_size tokens at a time
+
+  int32_t features() const { return hash.hashes() * row_features; }
+};
+
+// Throws ModelError naming the key.
+NgramMemoryHyperparameters read_ngram_memory_hyperparameters(const Metadata& metadata, const Hyperparameters& hp);
+
+// N and H as in StreamsShape, E the features of all rows of a token.
+struct NgramMemoryWeights {
+  NgramHash hash;
+  EmbeddingTable table;                           // [rows, E / hashes]
+  Linear key, value;                              // [N, E], [H, E]
+  VectorWeight key_norm, query_norm, value_norm;  // [N]
+  ConvWeight conv;                                // [taps, N]
+};
+
+NgramMemoryWeights load_ngram_memory(const WeightLoader& weights, const NgramMemoryHyperparameters& memory,
+                                     const StreamsShape& streams);
+
+// The convolution's history.
+StateShape ngram_memory_state(const NgramMemoryHyperparameters& memory, const StreamsShape& streams);
+
+// Table rows of all tokens of a ubatch, [rows, hashes]. Asks the system to start reading them.
+std::vector<int32_t> ngram_rows(const Rows& rows, const NgramMemoryWeights& w);
+
+// Adds what the table has for the rows to their streams x [rows, N].
+void recall(Ops& ops, Tensor x, std::span<const int32_t> table_rows, const Rows& rows, const StateRecords& history,
+            float eps, const NgramMemoryWeights& w);
+
+}  // namespace v100

@@ -25,6 +25,7 @@ from pyllama.errors import InvalidArgument
 from support.logits import assert_same_bits, position_logits
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_models import write_tiny_model
+from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 RANKS = (2, 3, 4, 5, 6, 8)
 F32_CACHE = {"type_k": "f32", "type_v": "f32"}
@@ -56,6 +57,9 @@ CASES = {
     "gemma3": exact(write_tiny_model, architecture="gemma3", n_layer=7, tied=True, metadata=GEMMA),
     "qwen35": exact(write_tiny_hybrid, n_key_head=4, n_value_head=12, n_head=6, n_head_kv=2),
     "qwen35moe": exact(write_tiny_hybrid, architecture="qwen35moe", fused_gate_up=True),
+    "qwen4exp": exact(
+        write_tiny_qwen4exp, shape=TinyQwen4Exp(n_head=12, n_head_kv=4, key_heads=4, value_heads=8), fused_gate_up=True
+    ),
     "llama-q8_0": rounded(
         write_tiny_model, "q8_0", architecture="llama", n_expert=0, n_head=8, n_head_kv=4, head_dim=32, n_ff=256,
         weight_type="q8_0",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from real_process import ServerProcess
+
 from support.tiny_hybrid import write_tiny_hybrid
 
 PROMPTS = ["the world is", "you and the others", "hello hello hello", "a bed of stones in the water"]

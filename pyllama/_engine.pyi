@@ -274,7 +274,7 @@ class Engine:
     cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states that it
     keeps per sequence.
     Of a model on several ranks in mode ``tensor`` the threads are shared out over the ranks. When a rank fails, a call
-    raises `DeviceError` naming it; when it does not return at all, so does every later call that computes.
+    raises `DeviceError` naming it; while it does not return, so does every later call that computes.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
 

@@ -3,7 +3,8 @@
 // A lock admits one thread at a time; callers queue. Tokens of a sequence are numbered from 0; that index is its position.
 //
 // A model split over several ranks computes on all of them at once. When one fails, the call throws DeviceError and the
-// sequences are as they were before. When one is lost (it does not return), every call that computes throws from then on.
+// sequences are as they were before. While one is lost (it does not return), so does every call that computes or
+// moves what that rank may read; truncate, clear and release work.
 #pragma once
 
 #include <cstdint>

@@ -53,9 +53,9 @@ class RankSet : public SequenceBytes {
   // Operations on what forward() returned.
   Ops& ops() const { return ranks_[0]->ops(); }
 
-  // False once a rank is lost (see RankThreads): this object and all that the last ubatch refers to must then be kept.
+  // False while a rank is lost (see RankThreads): this object and all that the last ubatch refers to must be kept.
   bool is_usable() const { return threads_ == nullptr || threads_->is_usable(); }
-  // Throws DeviceError when it is not usable.
+  // Throws DeviceError when it is not usable and does not come to be so in a moment.
   void require_usable() const {
     if (threads_ != nullptr) threads_->require_usable();
   }

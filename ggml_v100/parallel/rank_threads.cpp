@@ -23,14 +23,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSpinRounds = 2000, kYieldRounds = 400;
-constexpr auto kWatch = std::chrono::milliseconds(50);  // how often the caller looks at the ranks' signs of life
-constexpr auto kGrace = std::chrono::seconds(1);        // for ranks to return after a failure
+constexpr auto kWatch = std::chrono::milliseconds(50);      // how often the caller looks at the ranks' signs of life
+constexpr auto kGrace = std::chrono::seconds(1);            // for ranks to return after a failure
+constexpr auto kPatience = std::chrono::milliseconds(500);  // of a later call, for ranks that have not
 constexpr double kStallSeconds = 300;
 
 }  // namespace
 
 struct RankThreads::State {
-  explicit State(std::vector<std::string> rank_names) : names(std::move(rank_names)), group(names) {}
+  explicit State(std::vector<std::string> rank_names) : names(std::move(rank_names)), group(names) {
+    for (auto& one : returned) one = true;
+  }
 
   std::vector<std::string> names;
   RankGroup group;
@@ -39,11 +42,10 @@ struct RankThreads::State {
   std::function<void(int32_t)> work;
   std::atomic<uint32_t> generation{0};
   std::atomic<int32_t> running{0};
-  std::vector<std::atomic<bool>> returned = std::vector<std::atomic<bool>>(names.size());
+  std::vector<std::atomic<bool>> returned = std::vector<std::atomic<bool>>(names.size());  // of the last call
   std::atomic<bool> stopping{false};
   std::atomic<double> stall_seconds{kStallSeconds};
-  std::atomic<bool> is_lost{false};
-  std::string loss;
+  std::string loss;  // the last failure after which a rank did not return in time
   std::mutex mutex;
   std::condition_variable wake, done;
 
@@ -158,7 +160,7 @@ RankThreads::RankThreads(std::vector<std::string> names) : state_(std::make_shar
 RankThreads::~RankThreads() {
   state_->stop();
   for (size_t r = 0; r < state_->threads.size(); ++r) {
-    if (state_->is_lost && !state_->returned[r])
+    if (!state_->returned[r])
       state_->threads[r].detach();
     else
       state_->threads[r].join();
@@ -167,10 +169,13 @@ RankThreads::~RankThreads() {
 
 RankGroup& RankThreads::group() const { return state_->group; }
 
-bool RankThreads::is_usable() const { return !state_->is_lost; }
+bool RankThreads::is_usable() const { return state_->all_returned(); }
 
 void RankThreads::require_usable() const {
-  if (state_->is_lost) throw DeviceError(state_->loss + "; the engine cannot be used any more, load the model again");
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  if (!state.done.wait_for(lock, kPatience, [&] { return state.all_returned(); }))
+    throw DeviceError(state.loss + "; it has not come back. If it does not, load the model again");
 }
 
 void RankThreads::set_stall_limit(std::chrono::duration<double> limit) { state_->stall_seconds = limit.count(); }
@@ -191,7 +196,6 @@ void RankThreads::run(std::function<void(int32_t)> work) {
   const std::optional<std::string> failure = state.group.failure();
   if (!all_returned) {
     state.loss = *failure;
-    state.is_lost = true;
     throw DeviceError(*failure);
   }
   if (failure) throw DeviceError(*failure);

@@ -23,11 +23,12 @@ class RankThreads {
   RankGroup& group() const;
 
   // work(rank) on every rank's thread. Throws DeviceError naming the first rank that threw, and what; or a rank that gave
-  // no sign of life for stall_limit. A rank that still does not return within a grace of a second is lost: the call
-  // throws, is_usable() turns false, and whatever `work` refers to must be kept until the process ends.
+  // no sign of life for as long as the stall limit. The call ends at latest a second after that; a rank that has not
+  // returned then is lost until it does: is_usable() is false, and what `work` refers to must be kept, if need be until
+  // the process ends.
   void run(std::function<void(int32_t rank)> work);
   bool is_usable() const;
-  // Throws DeviceError when a rank is lost.
+  // Waits a moment for a lost rank, then throws DeviceError.
   void require_usable() const;
 
   // 5 minutes unless set: the logits of a large vocabulary for a large ubatch may take one on a slow core.

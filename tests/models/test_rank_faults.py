@@ -110,9 +110,9 @@ def test_a_rank_that_is_silent_too_long_is_named_and_the_engine_goes_on_when_it_
 
 
 @pytest.mark.parametrize("rank", range(N_RANKS))
-def test_a_lost_rank_ends_the_engine_but_neither_the_process_nor_the_next_engine(model: Model, rank: int) -> None:
+def test_a_lost_rank_stops_the_engine_but_neither_the_process_nor_the_next_engine(model: Model, rank: int) -> None:
     engine = Engine(model, n_ctx=512, n_threads=2)
-    engine._inject_fault(rank, 20, hang_seconds=8, stall_seconds=0.6)
+    engine._inject_fault(rank, 20, hang_seconds=12, stall_seconds=0.6)
     begin = time.monotonic()
     with pytest.raises(DeviceError, match=rf"^rank {rank} \(CPU{rank}\): no sign of life"):
         engine.decode(TOKENS)
@@ -130,7 +130,7 @@ def test_a_lost_rank_ends_the_engine_but_neither_the_process_nor_the_next_engine
     again = Engine(model, n_ctx=512, n_threads=2)
     again.decode(TOKENS)
     again.close()
-    assert time.monotonic() - begin < 6.0
+    assert time.monotonic() - begin < 8.0
 
 
 def test_faults_are_for_ranks_that_exist(model: Model, engine: Engine) -> None:

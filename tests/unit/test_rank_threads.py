@@ -46,6 +46,10 @@ def test_a_lost_rank_ends_the_call_and_is_waited_for_by_nobody(driver: Path) -> 
     run(driver, "hangs_for_long")
 
 
+def test_a_lost_rank_that_comes_back_works_again(driver: Path) -> None:
+    run(driver, "comes_back")
+
+
 def test_a_slow_rank_that_shows_life_is_left_alone(driver: Path) -> None:
     run(driver, "slow_is_not_silent")
 

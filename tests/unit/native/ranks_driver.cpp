@@ -141,10 +141,26 @@ void hangs_for_long() {
     });
     require(error.find("rank 2 (CPU2): no sign of life") == 0, "the lost rank is named, found '" + error + "'");
     require(!threads.is_usable(), "lost");
-    require(error_of(threads, [](int32_t) {}).find("load the model again") != std::string::npos, "refused from now on");
+    require(error_of(threads, [](int32_t) {}).find("load the model again") != std::string::npos, "refused meanwhile");
   }
   require(Clock::now() - begin < std::chrono::seconds(5), "within five seconds");
   std::_Exit(0);  // the lost thread still sleeps
+}
+
+// A lost rank that comes back after all: the next call works.
+void comes_back() {
+  RankThreads threads(names(2));
+  threads.set_stall_limit(std::chrono::duration<double>(0.2));
+  const std::string error = error_of(threads, [](int32_t rank) {
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1900));
+  });
+  require(error.find("rank 1 (CPU1): no sign of life") == 0, "the lost rank is named, found '" + error + "'");
+  require(!threads.is_usable(), "lost");
+  for (int i = 0; i < 20 && !threads.is_usable(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  threads.run([&](int32_t rank) {
+    float x = 1;
+    threads.group().all_reduce(rank, &x, 1);
+  });
 }
 
 // A rank that works for longer than the limit but shows life is not disturbed, nor are those that wait for it.
@@ -186,6 +202,7 @@ int main(int argc, char** argv) {
       {"throws", throws},
       {"hangs_and_returns", hangs_and_returns},
       {"hangs_for_long", hangs_for_long},
+      {"comes_back", comes_back},
       {"slow_is_not_silent", slow_is_not_silent},
       {"different_meetings", different_meetings},
   };

@@ -154,8 +154,8 @@ def test_uneven_and_zero_shares_give_the_text_and_logits_of_one(
     assert relative_difference(split.logits, alone.logits) <= case.tolerance
     assert_same_text(split, alone, case.tolerance)
     for n_bytes, share in zip(split.rank_bytes, shares, strict=True):
-        # What is replicated (routers and the like) is on idle ranks too.
-        assert share > 0 or n_bytes < 0.1 * sum(split.rank_bytes)
+        # What is replicated (routers, mixers of streams: half of the tiny qwen4exp) is on idle ranks too.
+        assert share > 0 or n_bytes < 0.6 * max(split.rank_bytes)
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,7 @@ void Engine::UbatchRows::clear() {
   visible.clear(), windowed.clear(), sequences.clear();
 }
 
-template <typename OnLogits>
-void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
+void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
   auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, tables,
          block_tables] = ubatch_;
   tables.resize(ropes_.size());
@@ -175,13 +174,27 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
       tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
       block_tables[i] = block_rope_tables_[i].fill(ropes_[i], block_positions);
     }
-    ranks_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs}, ubatch_rows.count() <= kDecodeRows);
-    if (outputs.empty()) continue;
+    const Tensor hidden = ranks_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs},
+                                          ubatch_rows.count() <= kDecodeRows);
+    if (!outputs.empty()) on_hidden(begin, outputs, hidden);
+  }
+}
+
+template <typename OnLogits>
+void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
+  forward(rows, [&](size_t begin, std::span<const int32_t> outputs, Tensor) {
     const Tensor logits = ranks_->logits();
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
                 std::span<const float>(logits.row(i), static_cast<size_t>(logits.features)));
-  }
+  });
+}
+
+void Engine::run(std::span<const EmbeddingWork> work, std::span<const Row> rows, const OnHidden& on_hidden) {
+  AppendGuard guard(*this);
+  for (const EmbeddingWork& w : work) guard.append(w.sequence, w.tokens);
+  forward(rows, on_hidden);
+  guard.complete();
 }
 
 std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
@@ -346,6 +359,7 @@ void Engine::check_cut(int32_t sequence, int32_t length) const {
 void Engine::cut(int32_t sequence, int32_t length) {
   memory_.truncate(sequence, length);
   tokens_[static_cast<size_t>(sequence)].resize(static_cast<size_t>(length));
+  prefixes_->was_cut(sequence, length);
   if (length == 0) states_.clear(sequence);
 }
 
@@ -364,6 +378,7 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   std::vector<int32_t> shared(from.begin(), from.begin() + std::clamp(length, 0, static_cast<int32_t>(from.size())));
   memory_.fork(source, destination, length);
   tokens_[static_cast<size_t>(destination)] = std::move(shared);
+  prefixes_->was_forked(source, destination, length);
   if (length > 0)
     states_.fork(source, destination);
   else

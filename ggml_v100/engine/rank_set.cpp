@@ -116,6 +116,14 @@ Tensor RankSet::forward(const Ubatch& ubatch, bool is_decode) {
   return passes_[0].hidden;
 }
 
+void RankSet::on_each(const std::function<void(const Rank&)>& work) {
+  on_all([this, work](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    rank.ops().set_threads(threads_of(r, n_threads_batch_));
+    work(rank);
+  });
+}
+
 Tensor RankSet::logits() {
   const auto vocab = static_cast<size_t>(model_->text().hyperparameters().vocab);
   const auto rows = static_cast<size_t>(passes_[0].hidden.rows);

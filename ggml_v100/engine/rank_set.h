@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,6 +51,8 @@ class RankSet : public SequenceBytes {
   Tensor forward(const Ubatch& ubatch, bool is_decode);
   // Logits [outputs, vocab] of the last forward(), readable by the host until the next call.
   Tensor logits();
+  // Work on each rank's own part, all at once with n_threads_batch; errors as of forward(). What it refers to must be its own.
+  void on_each(const std::function<void(const Rank&)>& work);
   // Operations on what forward() returned.
   Ops& ops() const { return ranks_[0]->ops(); }
 

@@ -1,6 +1,8 @@
 // The frame of decoder models.
 #include "model/decoder.h"
 
+#include "model/parts.h"
+
 namespace v100 {
 
 Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
@@ -8,7 +10,8 @@ Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
       token_embd_(weights.embedding("token_embd", hp_.hidden, hp_.vocab)),
       output_norm_(weights.vector("output_norm.weight", hp_.hidden)),
       stages_(weights, hp_.layers),
-      output_(load_output(weights, hp_)) {}
+      output_(load_output(weights, hp_)),
+      classifier_(load_classifier(weights, hp_)) {}
 
 std::vector<RopeAngles> Decoder::ropes(const RopeSettings& settings, int32_t) const {
   return {rope_angles(hp_.rope, settings, {})};

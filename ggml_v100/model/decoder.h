@@ -3,6 +3,7 @@
 // A family derives from it and writes down the two halves of its block.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,7 @@ class Decoder : public TextModel {
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
   Tensor head(Ops& ops, Tensor hidden) const final;
+  const Classifier* classifier() const final { return classifier_ ? &*classifier_ : nullptr; }
 
  protected:
   // Loads what belongs to no block.
@@ -41,6 +43,7 @@ class Decoder : public TextModel {
   VectorWeight output_norm_;   // [hidden]
   Stages stages_;
   OutputWeights output_;
+  std::optional<Classifier> classifier_;
 };
 
 }  // namespace v100

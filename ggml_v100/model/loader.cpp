@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <string_view>
 
@@ -105,10 +106,23 @@ const GgufTensor& WeightLoader::require(const std::string& name, std::vector<int
       throw ModelError("tensor " + name + " has shape " + shape_text(tensor->ne, 4) + ", the hyperparameters need " +
                        shape_text(shape.data(), 4));
   require_weight_type(*tensor);
-  const std::string scale = name.substr(0, name.rfind('.')) + ".scale";
-  if (has(scale)) throw ModelError("tensor " + scale + ": per-tensor weight scales are not supported yet");
   check(*tensor);
   return *tensor;
+}
+
+std::vector<float> WeightLoader::scales(const std::string& name, int32_t matrices) const {
+  const std::string full = name + ".scale";
+  if (!has(full)) return std::vector<float>(static_cast<size_t>(matrices), 1.0f);
+  const VectorWeight values = decode_vector(require(full, {matrices}));
+  std::vector<float> scales(values.data.get(), values.data.get() + matrices);
+  for (const float scale : scales)
+    if (!std::isfinite(scale)) throw ModelError("tensor " + full + " has a value that is not finite");
+  return scales;
+}
+
+void WeightLoader::refuse_scale(const std::string& name) const {
+  if (has(name + ".scale"))
+    throw ModelError("tensor " + name + ".scale: only matrices that are multiplied have a scale");
 }
 
 VectorWeight WeightLoader::decode_vector(const GgufTensor& tensor) const {
@@ -119,6 +133,7 @@ VectorWeight WeightLoader::decode_vector(const GgufTensor& tensor) const {
 }
 
 VectorWeight WeightLoader::vector(const std::string& name, int32_t size) const {
+  if (name.ends_with(".weight")) refuse_scale(name.substr(0, name.rfind('.')));
   return decode_vector(require(name, {size}));
 }
 
@@ -142,7 +157,7 @@ VectorWeight WeightLoader::optional_vector_entries(const std::string& name, int3
 
 std::shared_ptr<const LinearWeight> WeightLoader::pack(const GgufTensor& tensor, int32_t matrix,
                                                        std::span<const RowRange> rows,
-                                                       std::span<const RowRange> columns) const {
+                                                       std::span<const RowRange> columns, float scale) const {
   const QuantTraits& type = traits(tensor.type);
   const int32_t n_rows = total(rows), n_columns = total(columns);
   if (n_rows == 0 || n_columns == 0) return nullptr;
@@ -164,7 +179,7 @@ std::shared_ptr<const LinearWeight> WeightLoader::pack(const GgufTensor& tensor,
           to = std::copy_n(first + row * all_bytes + row_bytes(type, part.begin), row_bytes(type, part.size()), to);
     source = picked.data();
   }
-  auto weight = backend_.pack_linear(tensor.type, n_columns, n_rows, source, pool_);
+  auto weight = backend_.pack_linear(tensor.type, n_columns, n_rows, source, pool_, scale);
   packed_bytes_ += weight->bytes();
   return weight;
 }
@@ -177,7 +192,7 @@ Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, i
                                  std::span<const RowRange> rows) const {
   const GgufTensor& tensor = require(name + ".weight", {in_features, all_rows});
   Linear linear;
-  linear.weight = pack(tensor, 0, rows, std::array{RowRange{0, in_features}});
+  linear.weight = pack(tensor, 0, rows, std::array{RowRange{0, in_features}}, scales(name, 1)[0]);
   if (!rows.empty() && rows.front().begin == 0) linear.name = name + ".weight";
   linear.bias = optional_vector_entries(name + ".bias", all_rows, rows);
   // The last part of the last rank: nobody reads these pages again.
@@ -189,7 +204,7 @@ Linear WeightLoader::linear_columns(const std::string& name, int32_t all_columns
                                     int32_t out_features) const {
   const GgufTensor& tensor = require(name + ".weight", {all_columns, out_features});
   Linear linear;
-  linear.weight = pack(tensor, 0, std::array{RowRange{0, out_features}}, columns);
+  linear.weight = pack(tensor, 0, std::array{RowRange{0, out_features}}, columns, scales(name, 1)[0]);
   linear.name = name + ".weight";
   linear.out_features = out_features;
   const VectorWeight bias = optional_vector(name + ".bias", out_features);
@@ -211,14 +226,16 @@ ExpertLinear WeightLoader::expert_linear_rows(const std::string& name, int32_t i
   linear.in_features = in_features;
   linear.out_features = total(rows);
   linear.experts.resize(static_cast<size_t>(experts));
-  for (int32_t e = mine.begin; e < mine.end; ++e)
-    linear.experts[static_cast<size_t>(e)] = pack(tensor, e, rows, std::array{RowRange{0, in_features}});
+  const std::vector<float> scale = scales(name, experts);
+  for (auto e = static_cast<size_t>(mine.begin); e < static_cast<size_t>(mine.end); ++e)
+    linear.experts[e] = pack(tensor, static_cast<int32_t>(e), rows, std::array{RowRange{0, in_features}}, scale[e]);
   if (shard_.is_last() && rows.back().end == all_rows) file_->release(tensor);
   return linear;
 }
 
 ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int32_t channels,
                                      std::span<const RowRange> mine) const {
+  refuse_scale(name);
   const VectorWeight file_order = decode_vector(require(name + ".weight", {taps, channels}));
   const int64_t n = total(mine);
   std::shared_ptr<float[]> weights(new float[static_cast<size_t>(taps * n)]);
@@ -230,6 +247,7 @@ ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int3
 }
 
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {
+  refuse_scale(name);
   const GgufTensor& tensor = require(name + ".weight", {features, vocab});
   return {file_, file_->data(tensor).data(), tensor.type, vocab, features};
 }

@@ -38,7 +38,8 @@ class WeightLoader {
   // The given entries, one range after the other.
   VectorWeight vector_entries(const std::string& name, int32_t size, std::span<const RowRange> entries) const;
   VectorWeight optional_vector_entries(const std::string& name, int32_t size, std::span<const RowRange> entries) const;
-  // `name.weight` [out, in], and `name.bias` [out] where the file has it. Every rank that has the layer has all of it.
+  // `name.weight` [out, in], and `name.bias` [out] where the file has it. Every rank that has the layer has all of it. Here
+  // and below matrices are multiplied by `name.scale` where the file has it: one value, or one for each expert.
   Linear linear(const std::string& name, int32_t in_features, int32_t out_features) const;
   // The given rows, one range after the other, of `name.weight` [all_rows, in], and the same entries of `name.bias`.
   Linear linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
@@ -67,9 +68,12 @@ class WeightLoader {
   VectorWeight decode_vector(const GgufTensor& tensor) const;
   // The one place where rows and columns of a tensor's matrix are picked. nullptr when none are.
   std::shared_ptr<const LinearWeight> pack(const GgufTensor& tensor, int32_t matrix, std::span<const RowRange> rows,
-                                           std::span<const RowRange> columns) const;
+                                           std::span<const RowRange> columns, float scale) const;
   // Whether this rank computes in the block the tensor belongs to.
   bool is_here(const std::string& name) const;
+  // `name.scale` of a stack of matrices, ones where the file has none.
+  std::vector<float> scales(const std::string& name, int32_t matrices) const;
+  void refuse_scale(const std::string& name) const;
   void check(const GgufTensor& tensor) const;
 
   std::shared_ptr<const GgufFile> file_;

@@ -70,6 +70,9 @@ struct OutputWeights {
 };
 // output, or the embeddings where the file has no matrix of its own.
 OutputWeights load_output(const WeightLoader& weights, const Hyperparameters& hp);
+// From cls (optional) and cls.output; none where the file has no cls.output. Labels as `classifier.output_labels` lists
+// them, else one.
+std::optional<Classifier> load_classifier(const WeightLoader& weights, const Hyperparameters& hp);
 
 // "blk.7."
 std::string block_prefix(int32_t layer);

@@ -22,6 +22,7 @@
 #include "cpu/sparse_attention.h"
 #include "ops/arena.h"
 #include "ops/routing.h"
+#include "ops/sparse_attention.h"
 #include "ops/streams.h"
 #include "quants/decode.h"
 
@@ -261,6 +262,7 @@ class CpuOps final : public Ops {
   }
 
   BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override {
+    most = room_for_blocks(rows, index.shape.block, most);
     const auto n = static_cast<size_t>(q.rows);
     auto* count = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
     auto* blocks = reinterpret_cast<int32_t*>(arena_.take(n * static_cast<size_t>(most) * sizeof(int32_t)));

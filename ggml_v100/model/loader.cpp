@@ -261,6 +261,7 @@ EmbeddingTable WeightLoader::lazy_table(const std::string& name, int32_t feature
                      ", the hyperparameters need rows of " + std::to_string(features) + " and at least " +
                      std::to_string(rows) + " of them");
   require_weight_type(tensor);
+  refuse_scale(name);
   const std::span<const std::byte> data = file_->data(tensor);
   will_read_at_random(data);
   return {file_, data.data(), tensor.type, static_cast<int32_t>(tensor.ne[1]), features};

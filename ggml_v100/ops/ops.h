@@ -120,7 +120,7 @@ struct DeltaNet {
 struct BlockChoice {
   int32_t rows = 0;
   int32_t block = 0;                // tokens of a block; block b is tokens [b * block, (b + 1) * block) of the sequence
-  int32_t most = 0;                 // blocks of a row
+  int32_t most = 0;                 // blocks that a row has room for
   const int32_t* count = nullptr;   // [rows]
   const int32_t* blocks = nullptr;  // [rows, most], the first count[row] of a row in use, ascending
 };

@@ -176,17 +176,16 @@ class ReferenceOps final : public Ops {
 
   KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
     const PageLayout page(layer.shape);
-    const QuantType type_k = layer.shape.type_k, type_v = layer.shape.type_v;
-    const int32_t kv_heads = layer.shape.kv_heads, dim_k = layer.shape.head_dim_k, dim_v = layer.shape.head_dim_v;
-    const int32_t count = indices.end - indices.begin;
-    const KeysValues read{create(count, kv_heads * dim_k), create(count, kv_heads * dim_v)};
+    const KvShape& shape = layer.shape;
+    const int32_t count = indices.end - indices.begin, dim_k = shape.head_dim_k, dim_v = shape.head_dim_v;
+    const KeysValues read{create(count, shape.kv_heads * dim_k), create(count, shape.kv_heads * dim_v)};
     for (int32_t r = 0; r < count; ++r) {
       const int32_t index = indices.begin + r;
       const std::byte* base =
           layer.pages + static_cast<size_t>(pages[static_cast<size_t>(index / kPageTokens)]) * layer.page_stride_bytes;
-      for (int32_t h = 0; h < kv_heads; ++h) {
-        decode(type_k, base + page.k_offset(h, index % kPageTokens), read.k.row(r) + h * dim_k, dim_k);
-        decode(type_v, base + page.v_offset(h, index % kPageTokens), read.v.row(r) + h * dim_v, dim_v);
+      for (int32_t h = 0; h < shape.kv_heads; ++h) {
+        decode(shape.type_k, base + page.k_offset(h, index % kPageTokens), read.k.row(r) + h * dim_k, dim_k);
+        decode(shape.type_v, base + page.v_offset(h, index % kPageTokens), read.v.row(r) + h * dim_v, dim_v);
       }
     }
     return read;
@@ -295,6 +294,7 @@ class ReferenceOps final : public Ops {
   }
 
   BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override {
+    most = room_for_blocks(rows, index.shape.block, most);
     const auto n = static_cast<size_t>(q.rows);
     auto* count = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
     auto* blocks = reinterpret_cast<int32_t*>(arena_.take(n * static_cast<size_t>(most) * sizeof(int32_t)));

@@ -1,6 +1,7 @@
 // Sparse attention in plain code: the indexer's cache, the choice of blocks, and attention over a list of keys.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -14,6 +15,13 @@ std::vector<int32_t> best_blocks(std::span<const float> scores, int32_t most);
 // Complete blocks that a row sees.
 inline int32_t complete_blocks(const Rows& rows, int32_t row, int32_t block) {
   return rows.visible[static_cast<size_t>(row)].end / block;
+}
+
+// BlockChoice::most: what a row may choose, but not more than any row has.
+inline int32_t room_for_blocks(const Rows& rows, int32_t block, int32_t most) {
+  int32_t complete = 0;
+  for (int32_t r = 0; r < rows.count(); ++r) complete = std::max(complete, complete_blocks(rows, r, block));
+  return std::min(most, complete);
 }
 
 // Where a token of a sequence is stored.

@@ -219,7 +219,9 @@ class Qwen4ExpForward:
             )
             for position in range(len(tokens))
         ]
-        embedding = self.weight("per_layer_token_embd.weight")[np.array(rows)].reshape(len(tokens), -1)
+        table = self._tensors["per_layer_token_embd.weight"]  # perhaps larger than memory
+        read = table.data[np.array(rows).reshape(-1)]
+        embedding = gguf.quants.dequantize(read, table.tensor_type).astype(np.float64).reshape(len(tokens), -1)
 
         def normed(name: str, value: Array) -> Array:
             return rms(value, self.streams(self.weight(f"{block}ple_norm_{name}.weight").reshape(-1)), self.epsilon)

@@ -12,11 +12,15 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
+from pyllama.gguf.reader import TensorReader
+from pyllama.gguf.writer import DEFAULT_ALIGNMENT, TensorSpec, encoded_header
 from support.tiny_llama import CHAT_TEMPLATE, IM_END, MetadataValue, ModelWriter, common_keys
 
 EOS = IM_END  # cuts n-grams; the text tokens of the tests are above it
 KEY = "qwen4exp."
+TABLE = "per_layer_token_embd.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class NgramMemory:
     multipliers: Sequence[int] = (23703573157769, 20109073645365, 8052911324071)
     vocab_sizes: Sequence[int] = (101, 103, 107, 109)
     table_rows: int = 512  # at least their sum; files are padded
+    row_features: int = 0  # 0: so many that the rows of a token together are as wide as the model
 
     @property
     def n_heads(self) -> int:
@@ -69,9 +74,14 @@ class TinyQwen4Exp:
     n_ff_shared: int = 64
     memory: NgramMemory | None = field(default_factory=NgramMemory)
     mtp: bool = False
+    logit_std: float = 2.0  # roughly
 
     def recurrent(self, layer: int) -> bool:
         return layer < self.n_layer and (layer + 1) % self.interval != 0
+
+    @property
+    def row_features(self) -> int:
+        return (self.memory.row_features or self.n_embd // self.memory.n_heads) if self.memory else 0
 
     @property
     def n_block(self) -> int:
@@ -91,8 +101,8 @@ def write_tiny_qwen4exp(
 ) -> Path:
     """Write the model and return its path. The same arguments give the same bytes.
 
-    fused_gate_up: one `ffn_gate_up_exps` per layer. table: False leaves out `per_layer_token_embd` (the caller adds
-    it). Other arguments as for `write_tiny_llama`.
+    fused_gate_up: one `ffn_gate_up_exps` per layer. table: False leaves out the n-gram table (see `add_sparse_table`).
+    Other arguments as for `write_tiny_llama`.
     """
     m = shape or TinyQwen4Exp()
     keys = common_keys(
@@ -139,7 +149,7 @@ def write_tiny_qwen4exp(
             KEY + "ple.heads_per_ngram": m.memory.heads,
             KEY + "ple.conv_kernel": m.memory.conv_kernel,
             KEY + "ple.eos_token_id": m.memory.eos,
-            KEY + "embedding_length_per_layer_input": m.n_embd // m.memory.n_heads,
+            KEY + "embedding_length_per_layer_input": m.row_features,
         }
     keys |= dict(metadata or {})
     writer = ModelWriter(path, "qwen4exp", keys, weight_type=weight_type, tensor_types=tensor_types, seed=seed)
@@ -154,6 +164,23 @@ def write_tiny_qwen4exp(
     return writer.close()
 
 
+def add_sparse_table(source: Path, target: Path, n_rows: int, rows: Mapping[int, NDArray[np.float32]]) -> Path:
+    """Copy a file without n-gram table and give it one of F32 that is a hole but for the given rows."""
+    features = len(next(iter(rows.values())))
+    with TensorReader(source) as reader, target.open("wb") as file:
+        specs = [*(TensorSpec.of(tensor) for tensor in reader.tensors), TensorSpec(TABLE, "f32", (features, n_rows))]
+        file.write(encoded_header(reader.file.key_values, specs))
+        for tensor in reader.tensors:
+            file.seek(-(-file.tell() // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT)
+            file.write(reader.read(tensor, 0, tensor.n_bytes))
+        start = -(-file.tell() // DEFAULT_ALIGNMENT) * DEFAULT_ALIGNMENT
+        for row, values in rows.items():
+            file.seek(start + row * features * 4)
+            file.write(np.asarray(values, "<f4").tobytes())
+        file.truncate(start + n_rows * features * 4)
+    return target
+
+
 def _write_tensors(writer: ModelWriter, m: TinyQwen4Exp, *, fused_gate_up: bool, table: bool) -> None:
     wide = m.n_streams * m.n_embd
 
@@ -165,11 +192,10 @@ def _write_tensors(writer: ModelWriter, m: TinyQwen4Exp, *, fused_gate_up: bool,
             writer.matrix(prefix + "inject.weight", m.n_streams, wide, 1.5 * m.n_streams / wide**0.5)
 
     writer.matrix("token_embd.weight", writer.n_vocab, m.n_embd, 1.0)
-    writer.matrix("output.weight", writer.n_vocab, m.n_embd, 4.0 / m.n_embd**0.5)
+    writer.matrix("output.weight", writer.n_vocab, m.n_embd, 2 * m.logit_std / m.n_embd**0.5)
     mixer("output_hc_", inject=False)
     if m.memory and table:
-        columns = m.n_embd // m.memory.n_heads
-        writer.matrix("per_layer_token_embd.weight", m.memory.table_rows, columns, 1.0)
+        writer.matrix(TABLE, m.memory.table_rows, m.row_features, 1.0)
     for layer in range(m.n_block):
         block = f"blk.{layer}."
         mixer(block + "hc_attn_", inject=True)
@@ -180,8 +206,9 @@ def _write_tensors(writer: ModelWriter, m: TinyQwen4Exp, *, fused_gate_up: bool,
             _write_attention(writer, m, block)
         _write_experts(writer, m, block, fused_gate_up=fused_gate_up)
         if m.memory and layer == m.memory.layer:
-            writer.matrix(block + "ple_key.weight", wide, m.n_embd, 1.0 / m.n_embd**0.5)
-            writer.matrix(block + "ple_value.weight", m.n_embd, m.n_embd, 1.0 / m.n_embd**0.5)
+            columns = m.memory.n_heads * m.row_features
+            writer.matrix(block + "ple_key.weight", wide, columns, 1.0 / columns**0.5)
+            writer.matrix(block + "ple_value.weight", m.n_embd, columns, 1.0 / columns**0.5)
             for name in ("key", "query", "conv"):
                 writer.vector(f"{block}ple_norm_{name}.weight", wide, 1.0, 0.3)
             taps = 0.5 * writer.rng.standard_normal((wide, m.memory.conv_kernel))

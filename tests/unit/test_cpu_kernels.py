@@ -109,9 +109,15 @@ def test_backend_equals_reference_bit_for_bit(driver: Path, instruction_set: str
 @pytest.mark.parametrize("threads", [1, 2])
 def test_number_of_threads_does_not_change_bits(driver: Path, threads: int) -> None:
     best = list(available_sections(driver))[-1]
-    for section in (
-        "linear_combinations", "attention_unseen_keys", "sparse_attention", "experts", "causal_conv", "delta_net"
-    ):
+    sections = (
+        "linear_combinations",
+        "attention_unseen_keys",
+        "sparse_attention",
+        "experts",
+        "causal_conv",
+        "delta_net",
+    )
+    for section in sections:
         done = subprocess.run([str(driver), best, str(threads), section], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 

@@ -44,6 +44,7 @@ bool is_sound(const BlockChoice& choice, const Rows& rows) {
 }
 
 bool same_choice(const BlockChoice& found, const BlockChoice& expected) {
+  if (found.most != expected.most) return false;
   for (int32_t r = 0; r < expected.rows; ++r) {
     const int64_t first = int64_t{r} * expected.most;
     if (!std::ranges::equal(integers(found.blocks + first, found.count[r]),

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyllama._engine import Engine, Model, Sampler, Work
+from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Model, Sampler, Work
 from pyllama.errors import InvalidArgument
 from support.logits import assert_same_bits, position_logits
 from support.tiny_hybrid import write_tiny_hybrid
@@ -303,6 +303,25 @@ def test_ranks_share_weights_and_caches_out(hybrid_path: Path) -> None:
         split.close()
         model.close()
     whole.close()
+
+
+@pytest.mark.parametrize("placement", [THREE, {"devices": cpus(3)}], ids=["tensor", "layer"])
+def test_embeddings_and_shifted_contexts_are_those_of_one_rank(tmp_path: Path, placement: dict[str, Any]) -> None:
+    path = write_tiny_model(tmp_path / "model.gguf", "qwen3", n_layer=3, n_head=24, n_head_kv=4, head_dim=16)
+    embeddings, logits = [], []
+    for model in (Model(path), Model(path, **placement)):
+        engine = Engine(model, n_ctx=512, n_ubatch=16, **F32_CACHE)
+        pool = HiddenPool("mean", model.n_embd)
+        engine.embed([EmbeddingWork(0, PROMPT, pool)])
+        embeddings.append(pool.values()[None])
+        engine.shift(0, 5, 20)
+        assert engine.length(0) == SCORES - 20
+        engine.decode(PROMPT[:3])
+        logits.append(engine.logits())
+        engine.close()
+        model.close()
+    assert relative_difference(embeddings[1], embeddings[0]) <= EXACT
+    assert relative_difference(logits[1], logits[0]) <= EXACT
 
 
 # ---- overrides

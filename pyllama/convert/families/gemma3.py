@@ -4,15 +4,16 @@ of their own.
 Checkpoints store norm weights less 1, files store them whole.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pyllama.gguf import KeyValue
 
 from ..config import Config
 from ..rope import Rope
-from ..tensor import Tensor
-from .dense import DenseFamily
+from ..safetensors import StoredTensor
+from ..tensor import Tensor, plus_one
+from .dense import DenseFamily, Layer
 
 _PERIOD = 6  # of layers, the last of which sees everything; what loaders take for granted
 _DEEPEST = 62  # the 27B model: loaders know it by its depth, and scale its scores by hidden / heads
@@ -59,22 +60,21 @@ class Gemma3(DenseFamily):
             keys.append(KeyValue("gemma3.final_logit_softcapping", "f32", cap))
         return keys
 
-    def tensors(self, present: Container[str]) -> Iterator[Tensor]:
-        for tensor in super().tensors(present):
-            yield replace(tensor, shift=1.0) if tensor.name.endswith("_norm.weight") else tensor
+    def tensors(self, stored: Mapping[str, StoredTensor]) -> Iterator[Tensor]:
+        for tensor in super().tensors(stored):
+            yield replace(tensor, compute=plus_one) if tensor.name.endswith("_norm.weight") else tensor
 
-    def norms(self, block: str, layer: str) -> Iterator[Tensor]:
+    def norms(self, layer: Layer) -> Iterator[Tensor]:
         for name, source in (
             ("attn_norm", "input_layernorm"),
             ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
         ):
-            yield Tensor(f"{block}{name}.weight", (self.hidden,), f"{layer}{source}.weight")
+            yield Tensor(f"{layer.block}{name}.weight", (self.hidden,), f"{layer.module}{source}.weight")
 
-    def attention_extras(self, block: str, layer: str) -> Iterator[Tensor]:
-        yield Tensor(block + "attn_q_norm.weight", (self.head_dim,), layer + "self_attn.q_norm.weight")
-        yield Tensor(block + "attn_k_norm.weight", (self.head_dim,), layer + "self_attn.k_norm.weight")
+    def attention_extras(self, layer: Layer) -> Iterator[Tensor]:
+        yield from self.head_norms(layer)
 
     def _rope_section(self, kind: str) -> Config | None:
         """The rotary settings of one kind of layer, where they are given apart."""

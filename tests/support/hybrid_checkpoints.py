@@ -52,7 +52,8 @@ _EXP: dict[str, Any] = {
     **{"architectures": ["Qwen4ExpForCausalLM"], "model_type": "qwen4_exp_text", "norm_topk_prob": True},
     **{"hc_count": 4, "hc_lowrank": 24, "output_gate_type": "sigmoid"},
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "full_attention"],
-    **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16},
+    # Many heads: a block whose score is 0 for every head would be chosen at random among its like.
+    **{"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 16},
     **{"indexer_budget": 16, "indexer_compress_ratio": 4},
     **{"ple_layer_ids": [2], "ple_embed_dim": 64, "ple_conv_kernel_size": 4, "ngram_size": 3, "heads_per_ngram": 4},
     **{"ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 16, "seed": 1234, "split_ngram_parts": 4},

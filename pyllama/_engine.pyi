@@ -108,6 +108,7 @@ class TensorInfo(NamedTuple):
 class Model:
     """Weights of one GGUF model, packed for this machine. Immutable; several engines may share it.
 
+    load_mtp: also the blocks of multi-token prediction, where the file has them; else their memory is not spent.
     kv_overrides: values that replace metadata on lookup (``--override-kv``).
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
     Raises `GgufError`, `ModelError`, `OutOfMemory`, `InvalidArgument`.
@@ -119,6 +120,7 @@ class Model:
         *,
         n_threads: int = 0,
         check_tensors: bool = False,
+        load_mtp: bool = False,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         isa: str = "auto",
     ) -> None: ...
@@ -139,6 +141,12 @@ class Model:
     def n_embd(self) -> int: ...
     @property
     def n_layer(self) -> int: ...
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether sequences carry a state that cannot be cut back: they are kept and shared whole or not at all."""
+    @property
+    def n_mtp(self) -> int:
+        """Loaded blocks of multi-token prediction."""
     @property
     def n_params(self) -> int: ...
     @property

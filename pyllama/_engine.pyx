@@ -281,11 +281,13 @@ cdef class Model:
     cdef dict _overrides
     cdef readonly str path
 
-    def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, kv_overrides=None, str isa="auto"):
+    def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, bint load_mtp=False, kv_overrides=None,
+                 str isa="auto"):
         cdef native.ModelParams params
         params.path = native_path(path)
         params.n_threads = n_threads
         params.check_tensors = check_tensors
+        params.load_mtp = load_mtp
         params.isa = isa.encode()
         self._overrides = dict(kv_overrides or {})
         for key, value in self._overrides.items():
@@ -340,6 +342,14 @@ cdef class Model:
     @property
     def n_layer(self):
         return self.model().text().hyperparameters().layers
+
+    @property
+    def is_recurrent(self):
+        return bool(self.model().text().is_recurrent())
+
+    @property
+    def n_mtp(self):
+        return self.model().text().loaded_mtp_blocks()
 
     @property
     def n_params(self):

@@ -119,6 +119,8 @@ cdef extern from "model/rope.h" namespace "v100" nogil:
 cdef extern from "model/model.h" namespace "v100" nogil:
     cdef cppclass TextModel:
         const Hyperparameters& hyperparameters() const
+        bool is_recurrent() except +translate_error
+        int32_t loaded_mtp_blocks() const
 
 cdef extern from "ops/ops.h" namespace "v100" nogil:
     cdef cppclass Backend:
@@ -129,6 +131,7 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         string path
         int32_t n_threads
         bool check_tensors
+        bool load_mtp
         MetadataOverrides kv_overrides
         string isa
     cdef cppclass LoadedModel:

@@ -118,6 +118,7 @@ SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues
 template <typename OnLogits>
 void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
   std::vector<int32_t> tokens, positions, outputs;
+  std::vector<RopePosition> rope_positions;
   std::vector<RowRange> visible, windowed;
   std::vector<SequenceRows> sequences;
   std::vector<RopeTable> tables(ropes_.size());
@@ -125,7 +126,8 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
   Ops& ops = rank_->ops();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
     const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
-    tokens.clear(), positions.clear(), outputs.clear(), visible.clear(), windowed.clear(), sequences.clear();
+    tokens.clear(), positions.clear(), rope_positions.clear(), outputs.clear(), visible.clear(), windowed.clear(),
+        sequences.clear();
     for (const Row& row : ubatch) {
       const auto r = static_cast<int32_t>(tokens.size());
       if (r == 0 || row.sequence != ubatch[static_cast<size_t>(r) - 1].sequence)
@@ -135,13 +137,14 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
       sequence.tokens = std::span(tokens_[static_cast<size_t>(row.sequence)]).first(static_cast<size_t>(row.index) + 1);
       tokens.push_back(row.token);
       positions.push_back(row.index);
+      rope_positions.push_back(text_position(row.index));
       visible.push_back({0, row.index + 1});
       windowed.push_back({window > 0 ? std::max(0, row.index + 1 - window) : 0, row.index + 1});
       if (row.wanted) outputs.push_back(r);
     }
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
     const Rows windowed_rows{tokens, positions, positions, windowed, sequences};
-    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], positions);
+    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
     ops.set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
     const Ops::Scope scope(ops);
     const Tensor hidden = rank_->forward({ubatch_rows, windowed_rows, tables, outputs});

@@ -70,7 +70,7 @@ LoadedModel::LoadedModel(const ModelParams& params)
   if (params.n_threads < 0)
     throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
   ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());
-  const WeightLoader weights(file_, *backend_, pool, params.check_tensors);
+  const WeightLoader weights(file_, *backend_, pool, params.check_tensors, params.load_mtp);
   fingerprint_ = identify(*file_, *backend_);
   text_ = load_architecture(metadata_, weights);
   for (const GgufTensor& tensor : file_->tensors()) {

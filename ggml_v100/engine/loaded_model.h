@@ -16,6 +16,7 @@ struct ModelParams {
   std::string path;
   int32_t n_threads = 0;  // for packing; 0 = all cores
   bool check_tensors = false;
+  bool load_mtp = false;  // blocks of multi-token prediction, where the file has them
   MetadataOverrides kv_overrides;
   std::string isa;  // "auto" or one of available_isas()
 };

@@ -11,8 +11,10 @@ Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
 
 std::vector<KvShape> Decoder::kv_shapes() const {
   std::vector<KvShape> shapes;
-  for (const int32_t kv_heads : hp_.kv_heads)
-    shapes.push_back({.kv_heads = kv_heads, .head_dim_k = hp_.head_dim_k, .head_dim_v = hp_.head_dim_v});
+  for (int32_t layer = 0; layer < hp_.layers; ++layer)
+    shapes.push_back({.kv_heads = hp_.kv_heads[static_cast<size_t>(layer)],
+                      .head_dim_k = hp_.head_dim_k,
+                      .head_dim_v = hp_.head_dim_v});
   return shapes;
 }
 

@@ -13,5 +13,7 @@ std::unique_ptr<TextModel> load_llama(const Metadata& metadata, const WeightLoad
 std::unique_ptr<TextModel> load_qwen2(const Metadata& metadata, const WeightLoader& weights);
 std::unique_ptr<TextModel> load_qwen3(const Metadata& metadata, const WeightLoader& weights);
 std::unique_ptr<TextModel> load_qwen3moe(const Metadata& metadata, const WeightLoader& weights);
+std::unique_ptr<TextModel> load_qwen35(const Metadata& metadata, const WeightLoader& weights);
+std::unique_ptr<TextModel> load_qwen35moe(const Metadata& metadata, const WeightLoader& weights);
 
 }  // namespace v100

@@ -1,6 +1,7 @@
 // Reads `<architecture>.*` keys; every value is range-checked before anything is computed from it.
 #include "model/hyperparameters.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/error.h"
@@ -17,7 +18,9 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
 
   hp.context_length = keys.required("context_length", 1, kMany);
   hp.hidden = keys.required("embedding_length", 1, kWidest);
-  hp.layers = keys.required("block_count", 1, 512) - keys.optional("nextn_predict_layers", 0, 0, 511);
+  const int32_t blocks = keys.required("block_count", 1, 512);
+  hp.mtp_blocks = keys.optional("nextn_predict_layers", 0, 0, 511);
+  hp.layers = blocks - hp.mtp_blocks;
   if (hp.layers < 1) throw ModelError(keys.full("nextn_predict_layers") + " leaves no layer of block_count");
   const auto n_tokens = metadata.find_array_size("tokenizer.ggml.tokens");
   const int64_t vocab = n_tokens ? static_cast<int64_t>(*n_tokens) : keys.required("vocab_size", 1, kMany);
@@ -26,12 +29,13 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
                      std::to_string(1 << 24));
   hp.vocab = static_cast<int32_t>(vocab);
 
-  const std::vector<int32_t> none(static_cast<size_t>(hp.layers), 0);
-  hp.heads = keys.per_layer("attention.head_count", hp.layers, none, 0, 4096);
-  hp.kv_heads = keys.per_layer("attention.head_count_kv", hp.layers, hp.heads, 0, 4096);
-  hp.ffn = keys.per_layer("feed_forward_length", hp.layers, none, 0, kWidest);
-  int32_t head_dim = 0;
-  if (hp.heads[0] > 0) head_dim = hp.hidden / hp.heads[0];
+  const std::vector<int32_t> none(static_cast<size_t>(blocks), 0);
+  hp.heads = keys.per_layer("attention.head_count", blocks, none, 0, 4096);
+  hp.kv_heads = keys.per_layer("attention.head_count_kv", blocks, hp.heads, 0, 4096);
+  hp.ffn = keys.per_layer("feed_forward_length", blocks, none, 0, kWidest);
+  // Blocks that do not attend may have no heads.
+  const auto attending = std::find_if(hp.heads.begin(), hp.heads.end(), [](int32_t heads) { return heads > 0; });
+  const int32_t head_dim = attending == hp.heads.end() ? 0 : hp.hidden / *attending;
   if (head_dim == 0 && !keys.has("attention.key_length"))
     throw ModelError(keys.full("attention.head_count") + " is " + std::to_string(hp.heads[0]) +
                      ", which gives no head size for " + std::to_string(hp.hidden) + " features");
@@ -42,7 +46,7 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
     throw ModelError(keys.full("attention.layer_norm_rms_epsilon") + " is outside [0, 1)");
   hp.experts = keys.optional("expert_count", 0, 0, 1024);
   if (hp.experts > 0) hp.experts_used = keys.required("expert_used_count", 1, hp.experts);
-  hp.expert_ffn = keys.per_layer("expert_feed_forward_length", hp.layers, none, 0, kWidest);
+  hp.expert_ffn = keys.per_layer("expert_feed_forward_length", blocks, none, 0, kWidest);
 
   hp.rope.dimension = keys.optional("rope.dimension_count", hp.head_dim_k, 0, hp.head_dim_k);
   if (hp.rope.dimension % 2 != 0) throw ModelError(keys.full("rope.dimension_count") + " is odd");
@@ -54,6 +58,17 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
   hp.rope.attn_factor = keys.real("rope.scaling.attn_factor", 1.0);
   hp.rope.original_context = keys.optional("rope.scaling.original_context_length", hp.context_length, 1, kMany);
   return hp;
+}
+
+std::array<int32_t, 4> read_rope_sections(const Keys& keys) {
+  const std::string name = "rope.dimension_sections";
+  std::array<int32_t, 4> sections{};
+  const std::vector<int32_t> values = keys.per_layer(name, static_cast<int32_t>(sections.size()), {}, 0, 4096);
+  if (values.empty()) throw ModelError(keys.full(name) + " is missing");
+  std::copy(values.begin(), values.end(), sections.begin());
+  if (std::all_of(sections.begin(), sections.end(), [](int32_t pairs) { return pairs == 0; }))
+    throw ModelError(keys.full(name) + " has only zeros, expected the pairs of each position channel");
+  return sections;
 }
 
 }  // namespace v100

@@ -1,6 +1,9 @@
 // Weight loading: packed copies are made straight from the mapping, whose pages are then let go.
 #include "model/loader.h"
 
+#include <algorithm>
+#include <array>
+
 #include "base/error.h"
 #include "quants/decode.h"
 
@@ -12,6 +15,12 @@ std::string shape_text(const int64_t* ne, size_t n) {
   std::string text = "[";
   for (size_t i = 0; i < n; ++i) text += (i ? ", " : "") + std::to_string(ne[i]);
   return text + "]";
+}
+
+int32_t count_rows(std::span<const RowRange> rows) {
+  int32_t count = 0;
+  for (const RowRange& range : rows) count += range.end - range.begin;
+  return count;
 }
 
 bool is_weight_type(QuantType type) {
@@ -32,8 +41,8 @@ bool is_weight_type(QuantType type) {
 }  // namespace
 
 WeightLoader::WeightLoader(std::shared_ptr<const GgufFile> file, const Backend& backend, ThreadPool& pool,
-                           bool check_values)
-    : file_(std::move(file)), backend_(backend), pool_(pool), check_values_(check_values) {
+                           bool check_values, bool load_mtp)
+    : file_(std::move(file)), backend_(backend), pool_(pool), check_values_(check_values), load_mtp_(load_mtp) {
   for (const GgufTensor& tensor : file_->tensors())
     if (tensor.name.empty()) throw ModelError("the file has a tensor without a name");
 }
@@ -78,35 +87,65 @@ VectorWeight WeightLoader::optional_vector(const std::string& name, int32_t size
   return has(name) ? vector(name, size) : VectorWeight{};
 }
 
-Linear WeightLoader::linear(const std::string& name, int32_t in_features, int32_t out_features) const {
-  return linear_rows(name, in_features, out_features, 0, out_features, name);
+std::shared_ptr<const LinearWeight> WeightLoader::pack_rows(const GgufTensor& tensor, int32_t matrix,
+                                                            int32_t in_features, int32_t all_rows,
+                                                            std::span<const RowRange> rows) const {
+  const int64_t bytes = row_bytes(traits(tensor.type), in_features);
+  const std::byte* first = file_->data(tensor).data() + static_cast<int64_t>(matrix) * all_rows * bytes;
+  const int32_t count = count_rows(rows);
+  if (rows.size() == 1)
+    return backend_.pack_linear(tensor.type, in_features, count, first + rows[0].begin * bytes, pool_);
+  std::vector<std::byte> picked(static_cast<size_t>(count * bytes));
+  auto to = picked.begin();
+  for (const RowRange& range : rows)
+    to = std::copy_n(first + range.begin * bytes, (range.end - range.begin) * bytes, to);
+  return backend_.pack_linear(tensor.type, in_features, count, picked.data(), pool_);
 }
 
-Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, int32_t all_rows, int32_t first,
-                                 int32_t out_features, const std::string& bias_name) const {
+Linear WeightLoader::linear(const std::string& name, int32_t in_features, int32_t out_features) const {
+  return linear_rows(name, in_features, out_features, std::array{RowRange{0, out_features}}, name);
+}
+
+Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
+                                 std::span<const RowRange> rows, const std::string& bias_name) const {
   const GgufTensor& tensor = require(name + ".weight", {in_features, all_rows});
-  const int64_t offset = first * row_bytes(traits(tensor.type), in_features);
   Linear linear;
-  linear.weight =
-      backend_.pack_linear(tensor.type, in_features, out_features, file_->data(tensor).data() + offset, pool_);
-  if (first == 0) linear.name = name + ".weight";
-  linear.bias = optional_vector(bias_name + ".bias", out_features);
-  if (first + out_features == all_rows) file_->release(tensor);
+  linear.weight = pack_rows(tensor, 0, in_features, all_rows, rows);
+  if (rows.front().begin == 0) linear.name = name + ".weight";
+  if (has(name + ".bias")) {
+    const VectorWeight fused = vector(name + ".bias", all_rows);
+    std::shared_ptr<float[]> bias(new float[static_cast<size_t>(count_rows(rows))]);
+    float* to = bias.get();
+    for (const RowRange& range : rows) to = std::copy(&fused.data[range.begin], &fused.data[range.end], to);
+    linear.bias = {bias, count_rows(rows)};
+  } else {
+    linear.bias = optional_vector(bias_name + ".bias", count_rows(rows));
+  }
+  if (rows.back().end == all_rows) file_->release(tensor);
   return linear;
 }
 
 ExpertLinear WeightLoader::expert_linear(const std::string& name, int32_t in_features, int32_t out_features,
                                          int32_t experts) const {
-  const GgufTensor& tensor = require(name + ".weight", {in_features, out_features, experts});
-  const std::byte* rows = file_->data(tensor).data();
-  const int64_t matrix_bytes = out_features * row_bytes(traits(tensor.type), in_features);
+  return expert_linear_rows(name, in_features, out_features, std::array{RowRange{0, out_features}}, experts);
+}
+
+ExpertLinear WeightLoader::expert_linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
+                                              std::span<const RowRange> rows, int32_t experts) const {
+  const GgufTensor& tensor = require(name + ".weight", {in_features, all_rows, experts});
   ExpertLinear linear;
-  linear.name = name + ".weight";
-  for (int32_t e = 0; e < experts; ++e)
-    linear.experts.push_back(
-        backend_.pack_linear(tensor.type, in_features, out_features, rows + e * matrix_bytes, pool_));
-  file_->release(tensor);
+  if (rows.front().begin == 0) linear.name = name + ".weight";
+  for (int32_t e = 0; e < experts; ++e) linear.experts.push_back(pack_rows(tensor, e, in_features, all_rows, rows));
+  if (rows.back().end == all_rows) file_->release(tensor);
   return linear;
+}
+
+ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int32_t channels) const {
+  const VectorWeight file_order = decode_vector(require(name + ".weight", {taps, channels}));
+  std::shared_ptr<float[]> weights(new float[static_cast<size_t>(taps) * static_cast<size_t>(channels)]);
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t t = 0; t < taps; ++t) weights[t * channels + c] = file_order.data[c * taps + t];
+  return {weights, taps, channels};
 }
 
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {

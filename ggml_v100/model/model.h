@@ -28,6 +28,10 @@ class TextModel {
   virtual std::vector<KvShape> kv_shapes() const = 0;
   // The records of a sequence's recurrent state; none for models that only attend.
   virtual std::vector<StateShape> state_shapes() const { return {}; }
+  // Whether sequences carry a state that cannot be cut back.
+  bool is_recurrent() const { return !state_shapes().empty(); }
+  // Blocks that predict further tokens (multi-token prediction), if they were asked for at loading.
+  virtual int32_t loaded_mtp_blocks() const { return 0; }
   // Angles for sequences of at most n_ctx tokens (longrope chooses its factors by that length), one for each kind of
   // layer that rotates by its own.
   virtual std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const = 0;

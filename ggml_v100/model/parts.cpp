@@ -9,20 +9,25 @@ namespace v100 {
 
 std::string block_prefix(int32_t layer) { return "blk." + std::to_string(layer) + "."; }
 
+void check_heads(const AttentionWeights& w, const Hyperparameters& hp, int32_t layer) {
+  if (w.heads < 1 || w.kv_heads < 1 || w.heads % w.kv_heads != 0)
+    throw ModelError(block_prefix(layer) + "*: " + std::to_string(w.heads) + " heads over " +
+                     std::to_string(w.kv_heads) + " kv heads do not make an attention layer of " + hp.architecture);
+}
+
 AttentionWeights load_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer) {
   const std::string prefix = block_prefix(layer);
   AttentionWeights w;
   w.heads = hp.heads[static_cast<size_t>(layer)];
   w.kv_heads = hp.kv_heads[static_cast<size_t>(layer)];
-  if (w.heads < 1 || w.kv_heads < 1 || w.heads % w.kv_heads != 0)
-    throw ModelError(prefix + "*: " + std::to_string(w.heads) + " heads over " + std::to_string(w.kv_heads) +
-                     " kv heads do not make an attention layer of " + hp.architecture);
+  check_heads(w, hp, layer);
   const int32_t q_size = w.heads * hp.head_dim_k, k_size = w.kv_heads * hp.head_dim_k,
                 v_size = w.kv_heads * hp.head_dim_v;
   if (weights.has(prefix + "attn_qkv.weight")) {
     const int32_t all = q_size + k_size + v_size;
     const auto part = [&](const char* name, int32_t first, int32_t size) {
-      return weights.linear_rows(prefix + "attn_qkv", hp.hidden, all, first, size, prefix + name);
+      return weights.linear_rows(prefix + "attn_qkv", hp.hidden, all, std::array{RowRange{first, first + size}},
+                                 prefix + name);
     };
     w.q = part("attn_q", 0, q_size);
     w.k = part("attn_k", q_size, k_size);
@@ -67,9 +72,23 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
   }
   w.experts_used = hp.experts_used;
   w.router = weights.linear(prefix + "ffn_gate_inp", hp.hidden, hp.experts);
-  w.gates = weights.expert_linear(prefix + "ffn_gate_exps", hp.hidden, size, hp.experts);
-  w.ups = weights.expert_linear(prefix + "ffn_up_exps", hp.hidden, size, hp.experts);
+  if (const std::string fused = prefix + "ffn_gate_up_exps"; weights.has(fused + ".weight")) {
+    const auto part = [&](int32_t first) {
+      return weights.expert_linear_rows(fused, hp.hidden, 2 * size, std::array{RowRange{first, first + size}},
+                                        hp.experts);
+    };
+    w.gates = part(0);
+    w.ups = part(size);
+  } else {
+    w.gates = weights.expert_linear(prefix + "ffn_gate_exps", hp.hidden, size, hp.experts);
+    w.ups = weights.expert_linear(prefix + "ffn_up_exps", hp.hidden, size, hp.experts);
+  }
   w.downs = weights.expert_linear(prefix + "ffn_down_exps", size, hp.hidden, hp.experts);
+  if (hp.shared_expert_ffn > 0)
+    w.shared = {weights.linear(prefix + "ffn_gate_shexp", hp.hidden, hp.shared_expert_ffn),
+                weights.linear(prefix + "ffn_up_shexp", hp.hidden, hp.shared_expert_ffn),
+                weights.linear(prefix + "ffn_down_shexp", hp.shared_expert_ffn, hp.hidden),
+                weights.linear(prefix + "ffn_gate_inp_shexp", hp.hidden, 1)};
   return w;
 }
 
@@ -81,6 +100,11 @@ Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activ
     const Routing routing = ops.route(ops.linear(n, w.router), w.experts_used);
     const Tensor f = ops.gated_expert_linear(n, routing, w.gates, w.ups, activation);  // [slots, F]
     d = ops.mix_experts(ops.expert_linear(f, routing, w.downs), routing);
+    if (w.shared) {
+      const Tensor s = ops.linear(ops.gated_linear(n, w.shared->gate, w.shared->up, activation), w.shared->down);
+      ops.apply_gate(s, ops.linear(n, w.shared->share));
+      ops.add(d, s);
+    }
   }
   ops.all_reduce(d);
   return d;

@@ -1,6 +1,8 @@
 // Parts that the blocks of several families are made of: their weights, and what is computed with them.
 #pragma once
 
+#include <optional>
+
 #include "model/loader.h"
 #include "model/model.h"
 
@@ -12,6 +14,9 @@ struct AttentionWeights {
   Linear q, k, v;  // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
   Linear output;   // [H, Hq Dv]
 };
+
+// Throws ModelError unless the heads of the layer make groups over its kv heads.
+void check_heads(const AttentionWeights& w, const Hyperparameters& hp, int32_t layer);
 
 // From attn_qkv (one matrix, rows of q, k, v in turn) or attn_q, attn_k, attn_v; and attn_output. Biases where present.
 AttentionWeights load_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer);
@@ -25,15 +30,23 @@ QueryKeyValue project(Ops& ops, Tensor n, const AttentionWeights& w);
 Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLayer& kv, float scale,
               const AttentionWeights& w);
 
+// The expert beside a mixture that sees every token. F: its width.
+struct SharedExpertWeights {
+  Linear gate, up, down;  // [F, H], [F, H], [H, F]
+  Linear share;           // [1, H]: its sigmoid is how much a token takes of this expert
+};
+
 // Gated feed-forward, dense or a mixture of experts. F: its width, per expert.
 struct FeedForwardWeights {
   Linear gate, up, down;  // dense: [F, H], [F, H], [H, F]
   Linear router;          // mixture: [experts, H]
   ExpertLinear gates, ups, downs;
+  std::optional<SharedExpertWeights> shared;
   int32_t experts_used = 0;  // 0: dense
 };
 
-// A mixture when the hyperparameters have experts (ffn_gate_inp, ffn_*_exps), else dense (ffn_gate, ffn_up, ffn_down).
+// A mixture when the hyperparameters have experts (ffn_gate_inp, ffn_*_exps; gates and ups perhaps in one
+// ffn_gate_up_exps, gates first), with ffn_*_shexp if they have a shared one; else dense (ffn_gate, ffn_up, ffn_down).
 FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer);
 
 // [rows, H] -> [rows, H].

@@ -9,6 +9,18 @@
 
 namespace v100 {
 
+namespace {
+
+int32_t RopePosition::* channel_of(int32_t pair, const std::array<int32_t, 4>& sections) {
+  const int32_t period = sections[0] + sections[1] + sections[2] + sections[3];
+  if (period == 0) return &RopePosition::time;
+  constexpr int32_t RopePosition::* kInTurn[] = {&RopePosition::time, &RopePosition::height, &RopePosition::width};
+  const auto k = pair % period, turn = k % 3;
+  return k < 3 * sections[static_cast<size_t>(turn)] ? kInTurn[turn] : &RopePosition::extra;
+}
+
+}  // namespace
+
 RopeAngles rope_angles(const RopeHyperparameters& rope, const RopeSettings& settings, std::span<const float> divisors) {
   const std::string type = settings.scaling_type.value_or(rope.scaling_type);
   if (type != "none" && type != "linear" && type != "yarn" && type != "longrope")
@@ -43,17 +55,18 @@ RopeAngles rope_angles(const RopeHyperparameters& rope, const RopeSettings& sett
     const double theta = std::pow(base, -2.0 * p / n) / divisor;
     const double ramp = (1.0 - std::clamp((p - low) / std::max(0.001, high - low), 0.0, 1.0)) * ext_factor;
     angles.frequency.push_back(scale * theta * (1.0 - ramp) + theta * ramp);
+    angles.channel.push_back(channel_of(p, rope.sections));
   }
   return angles;
 }
 
-RopeTable RopeTableBuffer::fill(const RopeAngles& angles, std::span<const int32_t> positions) {
+RopeTable RopeTableBuffer::fill(const RopeAngles& angles, std::span<const RopePosition> positions) {
   const size_t pairs = angles.frequency.size();
   cosine_.resize(positions.size() * pairs);
   sine_.resize(positions.size() * pairs);
   for (size_t r = 0; r < positions.size(); ++r)
     for (size_t p = 0; p < pairs; ++p) {
-      const double angle = positions[r] * angles.frequency[p];
+      const double angle = positions[r].*angles.channel[p] * angles.frequency[p];
       cosine_[r * pairs + p] = static_cast<float>(angles.magnitude * std::cos(angle));
       sine_[r * pairs + p] = static_cast<float>(angles.magnitude * std::sin(angle));
     }

@@ -98,6 +98,7 @@ class ObservedOps final : public Ops {
     if (routing.rows < kLeastObservedRows) return;
     read_input(x);
     for (const ExpertLinear* w : weights) {
+      if (w->name.empty()) continue;
       InputSums& sums = sums_of(w->name, static_cast<int32_t>(w->experts.size()), x.features);
       for (int32_t slot = 0; slot < routing.slots(); ++slot) add_row(sums, routing.expert[slot], slot / slots_per_row);
     }

@@ -63,7 +63,7 @@ struct Linear {  // y = W x + bias
 // One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x.
 struct ExpertLinear {
   std::vector<std::shared_ptr<const LinearWeight>> experts;
-  std::string name;  // of the stack in the file
+  std::string name;  // of the stack in the file; empty for the further parts of a fused one
 };
 
 // Which experts the rows of a ubatch go to: slot r * used + j is the choice j of row r. In the arena, like a tensor.

@@ -1,0 +1,62 @@
+// Loading and computing of gated attention.
+#include "model/gated_attention.h"
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "base/error.h"
+
+namespace v100 {
+
+GatedAttentionWeights load_gated_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer) {
+  const std::string prefix = block_prefix(layer);
+  if (hp.head_dim_k != hp.head_dim_v)
+    throw ModelError(hp.architecture + ".attention.value_length is " + std::to_string(hp.head_dim_v) +
+                     "; gates of attention need the " + std::to_string(hp.head_dim_k) + " of key_length");
+  GatedAttentionWeights w;
+  w.attn.heads = hp.heads[static_cast<size_t>(layer)];
+  w.attn.kv_heads = hp.kv_heads[static_cast<size_t>(layer)];
+  check_heads(w.attn, hp, layer);
+  const int32_t d = hp.head_dim_k;
+  std::vector<RowRange> query_rows, gate_rows;
+  for (int32_t h = 0; h < w.attn.heads; ++h) {
+    query_rows.push_back({2 * h * d, (2 * h + 1) * d});
+    gate_rows.push_back({(2 * h + 1) * d, (2 * h + 2) * d});
+  }
+  const auto part = [&](const std::vector<RowRange>& rows) {
+    return weights.linear_rows(prefix + "attn_q", hp.hidden, 2 * w.attn.heads * d, rows, prefix + "attn_q");
+  };
+  w.attn.q = part(query_rows);
+  w.gate = part(gate_rows);
+  w.attn.k = weights.linear(prefix + "attn_k", hp.hidden, w.attn.kv_heads * d);
+  w.attn.v = weights.linear(prefix + "attn_v", hp.hidden, w.attn.kv_heads * d);
+  w.attn.output = weights.linear(prefix + "attn_output", w.attn.heads * d, hp.hidden);
+  w.q_norm = weights.vector(prefix + "attn_q_norm.weight", d);
+  w.k_norm = weights.vector(prefix + "attn_k_norm.weight", d);
+  return w;
+}
+
+GatedQueryKeyValue project_gated(Ops& ops, Tensor n, const RopeTable& rope, float eps, const GatedAttentionWeights& w) {
+  const std::array<const Linear*, 4> weights{&w.attn.q, &w.attn.k, &w.attn.v, &w.gate};
+  std::array<Tensor, 4> projected;
+  ops.multi_linear(n, weights, projected);
+  const auto [q, k, v, gate] = projected;
+  ops.norm_rope(q, w.attn.heads, w.q_norm.size, w.q_norm, eps, rope, RopeLayout::halves);
+  ops.norm_rope(k, w.attn.kv_heads, w.k_norm.size, w.k_norm, eps, rope, RopeLayout::halves);
+  return {{q, k, v}, gate};
+}
+
+Tensor gated_attention(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
+                       const GatedAttentionWeights& w) {
+  const auto [qkv, gate] = project_gated(ops, n, rope, eps, w);
+  ops.kv_append(qkv.k, qkv.v, rows, kv);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(w.q_norm.size));
+  const Tensor o = ops.attention(qkv.q, rows, kv, w.attn.heads, scale);  // [rows, Hq D]
+  ops.apply_gate(o, gate);
+  const Tensor a = ops.linear(o, w.attn.output);  // [rows, H], partial
+  ops.all_reduce(a);
+  return a;
+}
+
+}  // namespace v100

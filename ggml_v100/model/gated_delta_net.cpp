@@ -1,0 +1,90 @@
+// Loading and computing of the gated delta net.
+#include "model/gated_delta_net.h"
+
+#include <array>
+
+#include "base/error.h"
+#include "model/parts.h"
+
+namespace v100 {
+
+namespace {
+
+constexpr int32_t kHeadGranule = 16;  // Ops::delta_net
+
+DeltaNet net_shape(const DeltaNetHyperparameters& delta) {
+  return {.key_heads = delta.key_heads,
+          .value_heads = delta.value_heads,
+          .head_dim = delta.head_dim,
+          .a = {},
+          .dt_bias = {}};
+}
+
+int32_t channels(const DeltaNet& net) { return 2 * net.key_size() + net.value_size(); }
+
+}  // namespace
+
+DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const Hyperparameters& hp) {
+  DeltaNetHyperparameters delta;
+  delta.taps = keys.required("ssm.conv_kernel", 2, 64);
+  delta.head_dim = keys.required("ssm.state_size", kHeadGranule, 1024);
+  if (delta.head_dim % kHeadGranule != 0)
+    throw ModelError(keys.full("ssm.state_size") + " is " + std::to_string(delta.head_dim) +
+                     ", expected a multiple of " + std::to_string(kHeadGranule));
+  delta.key_heads = keys.required("ssm.group_count", 1, 4096);
+  delta.value_heads = keys.required("ssm.time_step_rank", 1, 4096);
+  if (delta.value_heads % delta.key_heads != 0)
+    throw ModelError(keys.full("ssm.time_step_rank") + " is " + std::to_string(delta.value_heads) +
+                     ", expected a multiple of the " + std::to_string(delta.key_heads) + " of " +
+                     keys.full("ssm.group_count"));
+  const int32_t inner = delta.value_heads * delta.head_dim;
+  keys.required("ssm.inner_size", inner, inner);
+
+  if (keys.has("attention.recurrent_layers")) {
+    delta.is_recurrent = keys.per_layer("attention.recurrent_layers", hp.layers + hp.mtp_blocks, {}, 0, 1);
+    delta.is_recurrent.resize(static_cast<size_t>(hp.layers));
+  } else {
+    const int32_t interval = keys.optional("full_attention_interval", 4, 1, 1 << 16);
+    for (int32_t layer = 0; layer < hp.layers; ++layer) delta.is_recurrent.push_back((layer + 1) % interval != 0);
+  }
+  return delta;
+}
+
+GatedDeltaNetWeights load_gated_delta_net(const WeightLoader& weights, const Hyperparameters& hp,
+                                          const DeltaNetHyperparameters& delta, int32_t layer) {
+  const std::string prefix = block_prefix(layer);
+  GatedDeltaNetWeights w;
+  w.net = net_shape(delta);
+  w.net.a = weights.vector(prefix + "ssm_a", delta.value_heads);
+  w.net.dt_bias = weights.vector(prefix + "ssm_dt.bias", delta.value_heads);
+  w.qkv = weights.linear(prefix + "attn_qkv", hp.hidden, channels(w.net));
+  w.gate = weights.linear(prefix + "attn_gate", hp.hidden, w.net.value_size());
+  w.beta = weights.linear(prefix + "ssm_beta", hp.hidden, delta.value_heads);
+  w.alpha = weights.linear(prefix + "ssm_alpha", hp.hidden, delta.value_heads);
+  w.conv = weights.convolution(prefix + "ssm_conv1d", delta.taps, channels(w.net));
+  w.norm = weights.vector(prefix + "ssm_norm.weight", delta.head_dim);
+  w.output = weights.linear(prefix + "ssm_out", w.net.value_size(), hp.hidden);
+  return w;
+}
+
+std::vector<StateShape> delta_net_state_shapes(const DeltaNetHyperparameters& delta) {
+  const DeltaNet net = net_shape(delta);
+  return {{int64_t{delta.taps - 1} * channels(net)}, {int64_t{net.value_size()} * net.head_dim}};
+}
+
+Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState& state, float eps,
+                       GateFunction output_gate, const GatedDeltaNetWeights& w) {
+  const std::array<const Linear*, 4> weights{&w.qkv, &w.gate, &w.beta, &w.alpha};
+  std::array<Tensor, 4> projected;
+  ops.multi_linear(n, weights, projected);
+  const auto [u, z, beta, alpha] = projected;  // [rows, 2 K + V], [rows, V], [rows, value heads] twice
+
+  const Tensor qkv = ops.causal_conv_silu(u, w.conv, rows, state.history);
+  const Tensor o = ops.delta_net(qkv, beta, alpha, w.net, eps, rows, state.memory);  // [rows, V]
+  ops.norm_gate(o, z, w.norm, eps, output_gate);
+  const Tensor a = ops.linear(o, w.output);  // [rows, H], partial
+  ops.all_reduce(a);
+  return a;
+}
+
+}  // namespace v100

@@ -1,0 +1,163 @@
+// `qwen35` and `qwen35moe`: Qwen3.5, 3.6, 3.8. Most layers are gated delta nets, whose state is of constant size; every
+// fourth, as a rule, is gated attention. SwiGLU feed-forward, in `qwen35moe` a mixture of experts beside a shared one.
+//
+// The file's norm weights contain the + 1. H hidden.
+#include <optional>
+
+#include "base/error.h"
+#include "model/decoder.h"
+#include "model/families.h"
+#include "model/gated_attention.h"
+#include "model/gated_delta_net.h"
+#include "model/keys.h"
+#include "model/parts.h"
+
+namespace v100 {
+
+namespace {
+
+struct Block {
+  VectorWeight attn_norm;  // [H]
+  // One of the two, and which of the model's caches or pairs of states is its own.
+  std::optional<GatedAttentionWeights> attention;
+  std::optional<GatedDeltaNetWeights> delta_net;
+  size_t memory = 0;
+  VectorWeight post_attention_norm;  // [H], of the feed-forward's input
+  FeedForwardWeights ffn;
+};
+
+// Predicts the token after the next from the hidden state of a position and the token that followed it.
+struct MtpBlock {
+  VectorWeight embedding_norm, hidden_norm;  // [H]
+  Linear projection;                         // [H, 2 H], of the embedding and the hidden state
+  Block block;                               // attends
+  std::optional<EmbeddingTable> embeddings;  // else the trunk's, and so below
+  VectorWeight output_norm;                  // [H]
+  std::optional<Linear> output;              // [vocab, H]
+};
+
+class Qwen35 final : public Decoder {
+ public:
+  Qwen35(Hyperparameters hyperparameters, DeltaNetHyperparameters delta, const WeightLoader& weights);
+  std::vector<KvShape> kv_shapes() const override;
+  std::vector<StateShape> state_shapes() const override;
+  int32_t loaded_mtp_blocks() const override { return static_cast<int32_t>(mtp_.size()); }
+
+ protected:
+  Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const override;
+  void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const override;
+
+ private:
+  Block load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const;
+  MtpBlock load_mtp_block(const WeightLoader& weights, int32_t layer) const;
+
+  DeltaNetHyperparameters delta_;
+  std::vector<Block> blocks_;
+  std::vector<MtpBlock> mtp_;  // empty unless asked for
+  std::vector<KvShape> kv_shapes_;
+  std::vector<StateShape> state_shapes_;
+};
+
+Qwen35::Qwen35(Hyperparameters hyperparameters, DeltaNetHyperparameters delta, const WeightLoader& weights)
+    : Decoder(std::move(hyperparameters), weights), delta_(std::move(delta)) {
+  for (int32_t layer = 0; layer < hp_.layers; ++layer) {
+    const auto l = static_cast<size_t>(layer);
+    Block block = load_block(weights, layer, delta_.is_recurrent[l] != 0);
+    if (block.attention) {
+      block.memory = kv_shapes_.size();
+      kv_shapes_.push_back({.kv_heads = hp_.kv_heads[l], .head_dim_k = hp_.head_dim_k, .head_dim_v = hp_.head_dim_v});
+    } else {
+      block.memory = state_shapes_.size();
+      for (const StateShape& shape : delta_net_state_shapes(delta_)) state_shapes_.push_back(shape);
+    }
+    blocks_.push_back(std::move(block));
+  }
+  if (weights.load_mtp())
+    for (int32_t i = 0; i < hp_.mtp_blocks; ++i) mtp_.push_back(load_mtp_block(weights, hp_.layers + i));
+}
+
+Block Qwen35::load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const {
+  const std::string prefix = block_prefix(layer);
+  Block block;
+  block.attn_norm = weights.vector(prefix + "attn_norm.weight", hp_.hidden);
+  if (is_recurrent)
+    block.delta_net = load_gated_delta_net(weights, hp_, delta_, layer);
+  else
+    block.attention = load_gated_attention(weights, hp_, layer);
+  block.post_attention_norm = weights.vector(prefix + "post_attention_norm.weight", hp_.hidden);
+  block.ffn = load_feed_forward(weights, hp_, layer);
+  return block;
+}
+
+MtpBlock Qwen35::load_mtp_block(const WeightLoader& weights, int32_t layer) const {
+  const std::string prefix = block_prefix(layer) + "nextn.";
+  MtpBlock mtp;
+  mtp.embedding_norm = weights.vector(prefix + "enorm.weight", hp_.hidden);
+  mtp.hidden_norm = weights.vector(prefix + "hnorm.weight", hp_.hidden);
+  mtp.projection = weights.linear(prefix + "eh_proj", 2 * hp_.hidden, hp_.hidden);
+  mtp.block = load_block(weights, layer, false);
+  if (weights.has(prefix + "embed_tokens.weight"))
+    mtp.embeddings = weights.embedding(prefix + "embed_tokens", hp_.hidden, hp_.vocab);
+  mtp.output_norm = weights.optional_vector(prefix + "shared_head_norm.weight", hp_.hidden);
+  if (weights.has(prefix + "shared_head_head.weight"))
+    mtp.output = weights.linear(prefix + "shared_head_head", hp_.hidden, hp_.vocab);
+  return mtp;
+}
+
+std::vector<KvShape> Qwen35::kv_shapes() const { return kv_shapes_; }
+
+std::vector<StateShape> Qwen35::state_shapes() const { return state_shapes_; }
+
+Tensor Qwen35::attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const {
+  const Block& w = blocks_[static_cast<size_t>(layer)];
+  const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);
+  if (w.attention)
+    return gated_attention(ops, n, rows, state.kv[w.memory], state.ropes[0], hp_.rms_epsilon, *w.attention);
+  const DeltaNetState memory{state.states[w.memory], state.states[w.memory + 1]};
+  return gated_delta_net(ops, n, rows, memory, hp_.rms_epsilon, GateFunction::silu, *w.delta_net);
+}
+
+void Qwen35::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
+  const Block& w = blocks_[static_cast<size_t>(layer)];
+  const Tensor n = ops.add_rms_norm(x, a, w.post_attention_norm, hp_.rms_epsilon);
+  ops.add(x, gated_feed_forward(ops, n, w.ffn, Activation::silu));
+}
+
+// What a file holds that was made to accompany a model: the blocks of multi-token prediction without a trunk.
+void refuse_mtp_only(const Hyperparameters& hp, const WeightLoader& weights) {
+  const std::string trunk = block_prefix(0) + "attn_norm.weight";
+  if (hp.mtp_blocks > 0 && !weights.has(trunk) && weights.has(block_prefix(hp.layers) + "nextn.eh_proj.weight"))
+    throw ModelError("the file holds only the multi-token prediction of a " + hp.architecture + " model (no " + trunk +
+                     "); it cannot run without the file of the model itself");
+}
+
+std::unique_ptr<TextModel> load(Hyperparameters hp, const Keys& keys, const WeightLoader& weights) {
+  hp.rope.sections = read_rope_sections(keys);
+  DeltaNetHyperparameters delta = read_delta_net_hyperparameters(keys, hp);
+  bool attends = false;
+  for (const int32_t is_recurrent : delta.is_recurrent) attends = attends || is_recurrent == 0;
+  if (!attends) throw ModelError("no layer of the " + hp.architecture + " model attends, expected at least one");
+  refuse_mtp_only(hp, weights);
+  return std::make_unique<Qwen35>(std::move(hp), std::move(delta), weights);
+}
+
+}  // namespace
+
+std::unique_ptr<TextModel> load_qwen35(const Metadata& metadata, const WeightLoader& weights) {
+  return load(read_hyperparameters(metadata), Keys(metadata), weights);
+}
+
+std::unique_ptr<TextModel> load_qwen35moe(const Metadata& metadata, const WeightLoader& weights) {
+  Hyperparameters hp = read_hyperparameters(metadata);
+  const Keys keys(metadata);
+  if (hp.experts == 0) throw ModelError(keys.full("expert_count") + " is 0 or missing, expected at least 1");
+  const int32_t shared = keys.optional("expert_shared_feed_forward_length", 0, 0, 1 << 20);
+  hp.shared_expert_ffn = shared > 0 ? shared : hp.ffn[0];
+  if (hp.shared_expert_ffn < 1)
+    throw ModelError(keys.full("expert_shared_feed_forward_length") + " is missing, and so is feed_forward_length");
+  for (size_t block = 0; block < hp.expert_ffn.size(); ++block)
+    if (hp.expert_ffn[block] == 0) hp.expert_ffn[block] = hp.ffn[block] / hp.experts_used;
+  return load(std::move(hp), keys, weights);
+}
+
+}  // namespace v100

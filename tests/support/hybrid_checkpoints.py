@@ -84,7 +84,7 @@ HYBRID_CONFIGS: Mapping[str, dict[str, Any]] = {
     "qwen35-odd": {
         **_TEXT,
         **{"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 5, "num_key_value_heads": 5},
-        **{"head_dim": 24, "linear_key_head_dim": 20, "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3},
+        **{"head_dim": 24, "linear_key_head_dim": 48, "linear_value_head_dim": 48, "linear_conv_kernel_dim": 3},
         **{"linear_num_key_heads": 3, "linear_num_value_heads": 3},
         "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
         "rope_parameters": {**_ROPE, "mrope_interleaved": True, "mrope_section": [1, 1, 1]},

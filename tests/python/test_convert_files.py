@@ -267,4 +267,8 @@ def test_supported_architectures_are_listed(capsys: pytest.CaptureFixture[str]) 
     assert run("--print-supported-models") == 0
     listed = capsys.readouterr().out.split()
     names = ("Gemma3", "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe")
-    assert listed == [f"{name}ForCausalLM" for name in names]
+    multimodal = ("Qwen3_5", "Qwen3_5Moe", "Qwen4Exp")
+    assert listed == [
+        *(f"{name}ForCausalLM" for name in names),
+        *(f"{name}For{task}" for name in multimodal for task in ("ConditionalGeneration", "CausalLM")),
+    ]

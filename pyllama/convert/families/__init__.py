@@ -18,7 +18,7 @@ from .qwen35 import Qwen35
 from .qwen35moe import Qwen35Moe
 
 FAMILIES: tuple[type[DenseFamily], ...] = (
-    Gemma3, Llama, Mixtral, Qwen2, Qwen3, Qwen35, Qwen35Moe, Qwen3Moe, Qwen4Exp,
+    Gemma3, Llama, Mixtral, Qwen2, Qwen3, Qwen3Moe, Qwen35, Qwen35Moe, Qwen4Exp,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "MTP_CHOICES", "DenseFamily", "family_of", "supported"]

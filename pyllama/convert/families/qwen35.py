@@ -110,9 +110,9 @@ class Qwen35(DenseFamily):
 
     def is_written(self, tensor: Tensor) -> bool:
         """With the prediction blocks go the embeddings and the head, which they share with the others."""
-        if self.mtp_choice != "only" or not tensor.name.startswith("blk."):
+        if self.mtp_choice != "only" or tensor.name.startswith(("token_embd.", "output")):
             return True
-        return int(tensor.name.split(".")[1]) >= self.layers
+        return tensor.name.startswith("blk.") and int(tensor.name.split(".")[1]) >= self.layers
 
     def norms(self, layer: Layer) -> Iterator[Tensor]:
         for name, source in (("attn_norm", "input_layernorm"), ("post_attention_norm", "post_attention_layernorm")):

@@ -90,7 +90,9 @@ class Qwen4Exp(Qwen35Moe):
             return []
         found = {}
         for name, source in _BUFFERS.items():
-            stored = checkpoint.tensors[self._ngram_module + "ple_embedding." + source]
+            stored = checkpoint.tensors.get(self._ngram_module + "ple_embedding." + source)
+            if stored is None:
+                raise ModelError(f"{checkpoint.folder}: missing tensor {self._ngram_module}ple_embedding.{source}")
             count = self.ngram_size if name == "layer_multipliers" else self.ngram_heads
             if stored.dtype != "I64" or stored.shape != (count,):
                 raise ModelError(

@@ -220,6 +220,26 @@ class StepOutput(NamedTuple):
     logprob: float  # ln softmax(raw logits)[token], or with post_sampling_probs its probability; 0.0 when n_probs is 0
     top: list[tuple[int, float]]  # (id, logprob or probability), falling, n_probs long at most; empty unless asked for
 
+class PrefixReuse(NamedTuple):
+    """How a sequence begins now, and why it does not begin with more."""
+
+    length: int  # tokens that it holds
+    matched: int  # tokens of the longest beginning that is known, whether usable or not
+    source: str  # of the last token's keys and values: "nothing", "own", "other" (a live sequence), "host"
+    checkpoint: int  # position of the checkpoint that gave the recurrent state; -1: none was needed
+    limit: str  # "" (all tokens), "prompt" (no more was asked for), "no checkpoint", "no page", "not cached"
+
+class CacheUsage(NamedTuple):
+    """Bytes of host memory that hold beginnings of sequences; ``used`` counts pages, checkpoints and nodes."""
+
+    budget: int  # -1: no limit
+    used: int
+    kv_bytes: int
+    checkpoint_bytes: int
+    n_nodes: int
+    n_checkpoints: int
+    n_evicted: int  # nodes dropped to make room, ever
+
 class InputSums(NamedTuple):
     """Of one weight. A stack of experts has a matrix per expert, any other weight one."""
 
@@ -234,6 +254,8 @@ class Engine:
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
     thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
     thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
+    cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states that it
+    keeps per sequence.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
 
@@ -260,6 +282,8 @@ class Engine:
         thread_cpus: Sequence[Sequence[int]] = (),
         thread_priority: int = 0,
         thread_poll: int = 50,
+        cache_bytes: int = 0,
+        n_checkpoints: int = 32,
         collect_importance: bool = False,
     ) -> None: ...
     @property
@@ -291,14 +315,32 @@ class Engine:
     def free_tokens(self) -> int:
         """Tokens of pages that no sequence holds."""
     def truncate(self, seq_id: int, length: int) -> None:
-        """Keep the first `length` tokens. InvalidArgument when the sequence is shorter."""
+        """Keep the first `length` tokens. InvalidArgument when the sequence is shorter, or recurrent and cut inside."""
     def fork(self, src: int, dst: int, length: int) -> None:
-        """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write)."""
+        """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write). Errors as `truncate`."""
     def clear(self, seq_id: int) -> None: ...
+
+    # Prefix reuse. What a sequence loses goes to host memory as far as ``cache_bytes`` allows.
+    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+        """The sequence becomes the longest reusable beginning of `tokens`, at most `most` of them.
+
+        It may be what the sequence holds itself, what another one holds (pages are shared) or a copy in host memory. A
+        recurrent model can begin where another sequence ends, or at a checkpoint. InvalidArgument for token ids outside
+        the vocabulary and a `most` beyond the tokens.
+        """
+    def checkpoint(self, seq_id: int) -> None:
+        """Keep a copy of the recurrent state at the end of the sequence; models without one need none."""
+    def release(self, seq_id: int) -> None:
+        """Clear the sequence, keeping what it held in host memory."""
+    def cache_usage(self) -> CacheUsage: ...
     def save_sequence(self, seq_id: int) -> bytes:
-        """The KV pages as bytes (whole pages of 256 tokens); only an engine of the same model and types loads them."""
+        """Tokens, KV pages (whole ones of 256 tokens), recurrent state and its checkpoints as bytes."""
     def load_sequence(self, seq_id: int, state: bytes) -> None:
-        """InvalidArgument with the reason when the state is truncated or from another model, type or version."""
+        """The sequence becomes a saved one; its checkpoints go to host memory as far as ``cache_bytes`` allows.
+
+        InvalidArgument with the reason when the state is truncated, damaged or from another model, build, type or
+        version. After an error the sequence is empty.
+        """
 
     def importance(self) -> dict[str, InputSums]:
         """What the linear weights were fed in all passes of 16 rows and more, by tensor name: the makings of an

@@ -29,6 +29,8 @@ TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard
 Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs", defaults=(None, 0, False))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
 InputSums = namedtuple("InputSums", "squares n_rows")
+PrefixReuse = namedtuple("PrefixReuse", "length matched source checkpoint limit")
+CacheUsage = namedtuple("CacheUsage", "budget used kv_bytes checkpoint_bytes n_nodes n_checkpoints n_evicted")
 
 cdef str text(string_view view):
     # Token texts may be any bytes: invalid UTF-8 survives as lone surrogates and round-trips.
@@ -473,7 +475,7 @@ cdef class Engine:
                  str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
                  double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
                  double yarn_beta_slow=-1.0, thread_cpus=(), int32_t thread_priority=0, int32_t thread_poll=50,
-                 bint collect_importance=False):
+                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint collect_importance=False):
         cdef native.EngineParams params
         for cpus in thread_cpus:
             params.threads.cpus.push_back(token_vector(cpus))
@@ -487,6 +489,8 @@ cdef class Engine:
         params.n_threads_batch = n_threads_batch
         params.type_k = type_k.encode()
         params.type_v = type_v.encode()
+        params.cache_bytes = cache_bytes
+        params.n_checkpoints = n_checkpoints
         params.collect_importance = collect_importance
         if rope_scaling_type is not None:
             params.rope.scaling_type = <string>rope_scaling_type.encode()
@@ -611,6 +615,30 @@ cdef class Engine:
 
     def clear(self, int32_t seq_id):
         self.engine().get().clear(seq_id)
+
+    def reuse_prefix(self, int32_t seq_id, tokens, int32_t most):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[int32_t] native_tokens = token_vector(tokens)
+        cdef TokenSpan view = TokenSpan(native_tokens.data(), native_tokens.size())
+        cdef native.PrefixReuse reuse
+        with nogil:
+            reuse = engine.get().reuse_prefix(seq_id, view, most)
+        return PrefixReuse(reuse.length, reuse.matched, text(reuse.source), reuse.checkpoint, text(reuse.limit))
+
+    def checkpoint(self, int32_t seq_id):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        with nogil:
+            engine.get().checkpoint(seq_id)
+
+    def release(self, int32_t seq_id):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        with nogil:
+            engine.get().release(seq_id)
+
+    def cache_usage(self):
+        cdef native.CacheUsage usage = self.engine().get().cache_usage()
+        return CacheUsage(usage.budget, usage.used, usage.kv_bytes, usage.checkpoint_bytes, usage.n_nodes,
+                          usage.n_checkpoints, usage.n_evicted)
 
     def save_sequence(self, int32_t seq_id):
         cdef shared_ptr[native.Engine] engine = self.engine()

@@ -186,6 +186,22 @@ cdef extern from "ops/observed.h" namespace "v100" nogil:
         vector[int64_t] n_rows
     ctypedef map[string, InputSums] InputStatistics
 
+cdef extern from "memory/prefix_memory.h" namespace "v100" nogil:
+    cdef cppclass PrefixReuse:
+        int32_t length
+        int32_t matched
+        string_view source
+        int32_t checkpoint
+        string_view limit
+    cdef cppclass CacheUsage:
+        int64_t budget
+        int64_t used
+        int64_t kv_bytes
+        int64_t checkpoint_bytes
+        int64_t n_nodes
+        int64_t n_checkpoints
+        int64_t n_evicted
+
 cdef extern from "engine/engine.h" namespace "v100" nogil:
     cdef cppclass ThreadSettings:
         vector[vector[int32_t]] cpus
@@ -202,6 +218,8 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         string type_k
         string type_v
         RopeSettings rope
+        int64_t cache_bytes
+        int32_t n_checkpoints
         bool collect_importance
     cdef cppclass SequenceWork:
         int32_t sequence
@@ -234,6 +252,10 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         void truncate(int32_t sequence, int32_t length) except +translate_error
         void fork(int32_t source, int32_t destination, int32_t length) except +translate_error
         void clear(int32_t sequence) except +translate_error
+        PrefixReuse reuse_prefix(int32_t sequence, TokenSpan tokens, int32_t most) except +translate_error
+        void checkpoint(int32_t sequence) except +translate_error
+        void release(int32_t sequence) except +translate_error
+        CacheUsage cache_usage() except +translate_error
         vector[byte] save_sequence(int32_t sequence) except +translate_error
         void load_sequence(int32_t sequence, ByteSpan state) except +translate_error
         InputStatistics importance() except +translate_error

@@ -98,6 +98,8 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
   if (params.collect_importance) ops = observe_inputs(std::move(ops), importance_);
   rank_ = std::make_unique<Rank>(model_->text(), model_->backend(), std::move(ops), kv_shapes_, memory_.n_pages(),
                                  states_.n_slots());
+  prefixes_ =
+      std::make_unique<PrefixMemory>(memory_, states_, tokens_, *rank_, params.cache_bytes, params.n_checkpoints);
 }
 
 Engine::~Engine() = default;

@@ -14,6 +14,7 @@
 #include "engine/loaded_model.h"
 #include "engine/rank.h"
 #include "memory/paged_memory.h"
+#include "memory/prefix_memory.h"
 #include "memory/state_pool.h"
 #include "ops/observed.h"
 #include "sampling/sampler.h"
@@ -34,6 +35,8 @@ struct EngineParams {
   ThreadSettings threads;   // processors, priority and patience; the count is the larger of the two above
   std::string type_k, type_v;
   RopeSettings rope;
+  int64_t cache_bytes;      // host memory for prefixes of sequences: 0 = none, -1 = no limit
+  int32_t n_checkpoints;    // of recurrent state that it keeps per sequence
   bool collect_importance;  // sum up the inputs of linear weights, see importance()
 };
 
@@ -94,8 +97,14 @@ class Engine {
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
 
-  // The sequence's pages with a header that names model, types and version. load replaces the sequence, or throws
-  // InvalidArgument with the reason and leaves it empty.
+  // Prefix reuse, see memory/prefix_memory.h. All or nothing but for what host memory keeps.
+  PrefixReuse reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most);
+  void checkpoint(int32_t sequence);
+  void release(int32_t sequence);
+  CacheUsage cache_usage() const;
+
+  // Tokens, pages, recurrent state and its checkpoints with a header that names model, build, types and version. load
+  // replaces the sequence, or throws InvalidArgument with the reason and leaves it empty.
   std::vector<std::byte> save_sequence(int32_t sequence) const;
   void load_sequence(int32_t sequence, std::span<const std::byte> state);
 
@@ -114,6 +123,7 @@ class Engine {
   void check_token(int32_t token) const;
   void check_cut(int32_t sequence, int32_t length) const;
   void cut(int32_t sequence, int32_t length);
+  StateIdentity state_identity() const;
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
   // Computes rows (grouped by sequence, indices ascending) in ubatches; on_logits(row number, logits) for wanted ones.
@@ -130,6 +140,7 @@ class Engine {
   std::vector<RopeTableBuffer> rope_tables_;  // one for each
   InputStatistics importance_;                // written by the rank's operations
   std::unique_ptr<Rank> rank_;
+  std::unique_ptr<PrefixMemory> prefixes_;
   std::vector<float> logits_;
   int32_t logits_rows_ = 0;
   mutable std::mutex mutex_;

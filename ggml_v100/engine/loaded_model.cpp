@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/thread_pool.h"
 #include "cpu/backend.h"
 #include "model/architectures.h"
@@ -20,18 +21,6 @@ std::unique_ptr<Backend> create_backend(const std::string& isa) {
   if (isa == "reference") return create_reference_backend();
   return create_cpu_backend(isa == "auto" ? available_cpu_instruction_sets().back() : isa);
 }
-
-class Fnv1a {
- public:
-  void add(const void* data, size_t size) {
-    for (size_t i = 0; i < size; ++i) hash_ = (hash_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3ull;
-  }
-  void add(std::string_view text) { add(text.data(), text.size()); }
-  uint64_t value() const { return hash_; }
-
- private:
-  uint64_t hash_ = 0xcbf29ce484222325ull;
-};
 
 // Names, types and shapes of all tensors and the first bytes of each: another quantisation or fine-tune differs there.
 uint64_t identify(const GgufFile& file, const Backend& backend) {

@@ -89,16 +89,40 @@ void PagedMemory::truncate(int32_t sequence, int32_t length) {
 }
 
 void PagedMemory::fork(int32_t source, int32_t destination, int32_t length) {
-  require_length(source, length);
-  Sequence& to = at(destination);
-  if (source == destination) return truncate(source, length);
+  replace(source, destination, length, length);
+}
 
+void PagedMemory::replace(int32_t source, int32_t destination, int32_t shared, int32_t length) {
+  require_length(source, shared);
+  Sequence& to = at(destination);
+  if (length < shared || (length > shared && shared % kPageTokens != 0))
+    throw InvalidArgument("sequence " + std::to_string(destination) + " cannot share " + std::to_string(shared) +
+                          " tokens and have fresh pages up to " + std::to_string(length));
+  const auto n_shared = static_cast<size_t>(pages_for(shared)), n_pages_after = static_cast<size_t>(pages_for(length));
+  const auto n_fresh = static_cast<int32_t>(n_pages_after - n_shared);
+  if (const int32_t found = pages_to_replace(source, destination, shared); n_fresh > found)
+    throw ContextFull("sequence " + std::to_string(destination) + " needs " + std::to_string(n_fresh) + " pages of " +
+                          std::to_string(kPageTokens) + " tokens, " + std::to_string(found) + " of " +
+                          std::to_string(n_pages()) + " are free",
+                      destination);
   const std::vector<PageId>& from = at(source).pages;
-  std::vector<PageId> shared(from.begin(), from.begin() + pages_for(length));
-  for (const PageId page : shared) ++references_[static_cast<size_t>(page)];
+  std::vector<PageId> after;
+  after.reserve(n_pages_after);
+  after.assign(from.begin(), from.begin() + static_cast<ptrdiff_t>(n_shared));
+  for (const PageId page : after) ++references_[static_cast<size_t>(page)];
   drop_pages(to.pages, 0);  // after counting: pages that both lists hold never become free
-  to.pages = std::move(shared);
+  while (after.size() < n_pages_after) after.push_back(take_page());
+  to.pages = std::move(after);
   to.length = length;
+}
+
+int32_t PagedMemory::pages_to_replace(int32_t source, int32_t destination, int32_t shared) const {
+  require_length(source, shared);
+  const std::vector<PageId>& held = at(destination).pages;
+  const size_t n_kept = source == destination ? static_cast<size_t>(pages_for(shared)) : 0;
+  const auto is_sole = [&](PageId page) { return references_[static_cast<size_t>(page)] == 1; };
+  return free_pages() +
+         static_cast<int32_t>(std::count_if(held.begin() + static_cast<ptrdiff_t>(n_kept), held.end(), is_sole));
 }
 
 void PagedMemory::clear(int32_t sequence) { truncate(sequence, 0); }

@@ -38,6 +38,12 @@ class PagedMemory {
   // above.
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
+  // destination := the first `shared` tokens of source, pages shared, and room on fresh pages for tokens up to `length`,
+  // uninitialised; a `shared` below `length` must end at a page border. Pages that only destination held before count as
+  // free. Throws ContextFull, and InvalidArgument as above. source may be destination.
+  void replace(int32_t source, int32_t destination, int32_t shared, int32_t length);
+  // Fresh pages that replace would find.
+  int32_t pages_to_replace(int32_t source, int32_t destination, int32_t shared) const;
 
   // Every method throws InvalidArgument for a sequence outside [0, n_sequences) and for negative counts. A method that
   // throws, also through copy_page, has changed nothing. append and then truncate to the old length keeps every token

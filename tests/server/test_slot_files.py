@@ -132,13 +132,13 @@ def test_the_slot_is_taken_modulo_the_number_of_slots(start: Callable[..., Engin
 
 def test_a_busy_slot_delays_the_action_until_it_is_free(start: Callable[..., EngineServer]) -> None:
     server = start()
-    answers: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []  # of the busy request only: whose answer arrives first is open
     thread = threading.Thread(target=lambda: answers.append(server.complete(PROMPT, 0, n_predict=1500)))
     thread.start()
     deadline = time.monotonic() + 10
     while server.state.loaded.engine_loop.slots[0].generation is None:
         assert time.monotonic() < deadline
-    queued = threading.Thread(target=lambda: answers.append(server.complete("hello", 0)))
+    queued = threading.Thread(target=lambda: server.complete("hello", 0))
     queued.start()
     saved = server.act(0, "save", filename="busy").json()
     thread.join()

@@ -1,0 +1,170 @@
+// Reuse in two parts: a plan that changes nothing, then its execution, which keeps what would be lost before it is lost.
+#include "memory/prefix_memory.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+
+namespace v100 {
+
+namespace {
+
+int32_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+  const auto n = static_cast<ptrdiff_t>(std::min(a.size(), b.size()));
+  return static_cast<int32_t>(std::mismatch(a.begin(), a.begin() + n, b.begin()).first - a.begin());
+}
+
+}  // namespace
+
+struct PrefixMemory::Plan {
+  PrefixReuse result;
+  int32_t base = 0;  // sequence that gives its first `shared` tokens; pages from there on come from host memory
+  int32_t shared = 0;
+  int32_t state_of = -1;             // sequence whose live state is used, or
+  const std::byte* state = nullptr;  // a checkpoint
+  int32_t own = 0;                   // tokens that the sequence holds already
+};
+
+PrefixMemory::PrefixMemory(PagedMemory& pages, StatePool& states, std::vector<std::vector<int32_t>>& tokens,
+                           const SequenceBytes& bytes, int64_t budget_bytes, int32_t n_checkpoints)
+    : pages_(pages),
+      states_(states),
+      tokens_(tokens),
+      bytes_(bytes),
+      cache_(budget_bytes, n_checkpoints, bytes.page_bytes(), bytes.state_bytes()) {}
+
+PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
+                                      const PrefixCache::Found& found) const {
+  std::vector<int32_t> common;
+  for (const std::vector<int32_t>& held : tokens_) common.push_back(common_prefix(held, tokens));
+  const auto common_of = [&](int32_t s) { return common[static_cast<size_t>(s)]; };
+  // Sequences whose whole content begins `tokens`: their live states are usable. The sequence itself comes first.
+  std::vector<int32_t> whole;
+  for (int32_t s = 0; s < pages_.n_sequences(); ++s)
+    if (common_of(s) > 0 && common_of(s) == pages_.length(s))
+      whole.insert(s == sequence ? whole.begin() : whole.end(), s);
+
+  Plan plan;
+  plan.own = common_of(sequence);
+  int32_t base = sequence;
+  for (int32_t s = 0; s < pages_.n_sequences(); ++s)
+    if (common_of(s) > common_of(base)) base = s;
+  const int32_t live = common_of(base);
+  const int32_t first_host = live / kPageTokens;  // a page that live tokens fill in part is replaced by its host copy
+  int32_t covered = live;
+  for (auto page = static_cast<size_t>(first_host); page < found.pages.size(); ++page) {
+    covered = std::max(covered, static_cast<int32_t>(page) * kPageTokens + found.pages[page].n_tokens);
+    if (found.pages[page].n_tokens < kPageTokens) break;
+  }
+  const int32_t room = first_host + pages_.pages_to_replace(base, sequence, first_host * kPageTokens);
+  const int32_t fitting = std::max(live, std::min(covered, room * kPageTokens));
+
+  const auto longest = [&](int32_t limit) {
+    limit = std::min(limit, most);
+    if (!is_recurrent()) return limit;
+    int32_t best = 0;
+    for (const int32_t s : whole)
+      if (common_of(s) <= limit) best = std::max(best, common_of(s));
+    for (const PrefixCache::Checkpoint& checkpoint : found.checkpoints)
+      if (checkpoint.position <= limit) best = std::max(best, checkpoint.position);
+    return best;
+  };
+  const int32_t length = longest(fitting);
+  plan.result.length = length;
+  plan.result.matched = std::max(live, found.known);
+  if (length == most)
+    plan.result.limit = static_cast<size_t>(most) < tokens.size() ? "prompt" : "";
+  else if (longest(covered) > length)
+    plan.result.limit = "no page";
+  else
+    plan.result.limit = length < std::min(covered, most) ? "no checkpoint" : "not cached";
+
+  plan.shared = length;
+  plan.base = length <= plan.own ? sequence : base;
+  if (is_recurrent() && length > 0) {
+    const auto state_of = std::find_if(whole.begin(), whole.end(), [&](int32_t s) { return common_of(s) == length; });
+    if (state_of != whole.end()) {
+      plan.base = plan.state_of = *state_of;
+    } else {
+      plan.result.checkpoint = length;
+      for (const PrefixCache::Checkpoint& checkpoint : found.checkpoints)
+        if (checkpoint.position == length) plan.state = checkpoint.state;
+    }
+  }
+  if (length > live) plan.shared = first_host * kPageTokens;
+  if (length > 0) plan.result.source = length > live ? "host" : plan.base == sequence ? "own" : "other";
+  return plan;
+}
+
+PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most) {
+  const int32_t held = pages_.length(sequence);
+  if (most < 0 || static_cast<size_t>(most) > tokens.size())
+    throw InvalidArgument("cannot reuse " + std::to_string(most) + " of " + std::to_string(tokens.size()) + " tokens");
+  cache_.begin();
+  const PrefixCache::Found found = cache_.find(tokens);
+  const Plan plan = this->plan(sequence, tokens, most, found);
+  const int32_t length = plan.result.length, lost_from = std::min(length, plan.own);
+  if (lost_from == held && length == held) return plan.result;
+
+  const auto first = tokens.first(static_cast<size_t>(length));
+  std::vector<int32_t> after(first.begin(), first.end());
+  try {
+    // Keeping may thin out checkpoints, this one too: it is read first.
+    if (plan.state != nullptr) bytes_.write_state(states_.begin(sequence), plan.state);
+    if (lost_from < held) keep(sequence, lost_from);
+    pages_.replace(plan.base, sequence, plan.shared, length);
+  } catch (...) {
+    states_.abort(sequence);
+    throw;
+  }
+  tokens_[static_cast<size_t>(sequence)] = std::move(after);
+  if (plan.state != nullptr)
+    states_.commit(sequence);
+  else if (plan.state_of >= 0)
+    states_.fork(plan.state_of, sequence);
+  else
+    states_.clear(sequence);
+  if (length > plan.shared) try {
+      const auto pages = pages_.pages(sequence);
+      for (auto page = static_cast<size_t>(plan.shared / kPageTokens); page < pages.size(); ++page)
+        bytes_.write_page(pages[page], found.pages[page].bytes);
+    } catch (...) {
+      clear(sequence);
+      throw;
+    }
+  return plan.result;
+}
+
+void PrefixMemory::checkpoint(int32_t sequence) {
+  if (pages_.length(sequence) == 0 || !is_recurrent()) return;
+  cache_.begin();
+  cache_.keep_state(tokens_[static_cast<size_t>(sequence)],
+                    [&](std::byte* to) { bytes_.read_state(states_.slot(sequence), to); });
+}
+
+void PrefixMemory::release(int32_t sequence) {
+  if (pages_.length(sequence) == 0) return;
+  cache_.begin();
+  keep(sequence, 0);
+  clear(sequence);
+}
+
+// Keeps the tokens of a sequence from `first_lost` on, and the state at its end.
+void PrefixMemory::keep(int32_t sequence, int32_t first_lost) {
+  const std::vector<int32_t>& tokens = tokens_[static_cast<size_t>(sequence)];
+  const auto pages = pages_.pages(sequence);
+  const bool is_covered = cache_.keep_pages(tokens, first_lost / kPageTokens, [&](int32_t page, std::byte* to) {
+    bytes_.read_page(pages[static_cast<size_t>(page)], to);
+  });
+  if (is_recurrent() && is_covered)
+    cache_.keep_state(tokens, [&](std::byte* to) { bytes_.read_state(states_.slot(sequence), to); });
+}
+
+void PrefixMemory::clear(int32_t sequence) {
+  pages_.truncate(sequence, 0);
+  tokens_[static_cast<size_t>(sequence)].clear();
+  states_.clear(sequence);
+}
+
+}  // namespace v100

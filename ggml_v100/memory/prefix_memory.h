@@ -1,0 +1,78 @@
+// How a sequence begins as another one began: prefixes found in live sequences and in host memory, and kept there when a
+// sequence gives them up. Also the whole state of a sequence as bytes.
+//
+// Keys and values of a token depend on the tokens before it only, so any beginning of a sequence's pages may be reused.
+// A recurrent state is that of one length: a sequence with one can begin where a live sequence ends, or at a checkpoint,
+// as far as pages cover it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "memory/paged_memory.h"
+#include "memory/prefix_cache.h"
+#include "memory/sequence_bytes.h"
+#include "memory/state_pool.h"
+
+namespace v100 {
+
+struct PrefixReuse {
+  int32_t length = 0;   // tokens that the sequence begins with now
+  int32_t matched = 0;  // tokens of the longest beginning that is known, usable or not
+  // Where the last of them came from: "nothing", "own" (the sequence held it), "other" (another live one), "host".
+  std::string_view source = "nothing";
+  int32_t checkpoint = -1;  // position of the checkpoint that gave the recurrent state; -1: none was needed
+  // Why not more: "" (all there is), "prompt" (no more was asked for), "no checkpoint" (known, but no state at a later
+  // place), "no page" (in host memory, without free pages to go to), "not cached".
+  std::string_view limit;
+};
+
+// What the bytes of a saved sequence depend on.
+struct StateIdentity {
+  uint64_t model = 0;      // weights, their types and packed layout
+  uint64_t build = 0;      // of the code that computed
+  uint64_t positions = 0;  // rotary angles
+  int32_t type_k = 0;
+  int32_t type_v = 0;
+};
+
+class PrefixMemory {
+ public:
+  // The first four outlive this object. tokens: of each sequence, as many as its length in `pages`.
+  PrefixMemory(PagedMemory& pages, StatePool& states, std::vector<std::vector<int32_t>>& tokens,
+               const SequenceBytes& bytes, int64_t budget_bytes, int32_t n_checkpoints);
+
+  // The sequence becomes the longest reusable beginning of `tokens`, at most `most` long. What it held and would lose is
+  // kept in host memory first. Throws InvalidArgument for an unknown sequence and a `most` outside [0, tokens].
+  PrefixReuse reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most);
+  // Keeps a copy of the state at the end of the sequence; nothing to do without a state or where one is kept already.
+  void checkpoint(int32_t sequence);
+  // Empties the sequence; what it held is kept in host memory.
+  void release(int32_t sequence);
+  CacheUsage usage() const { return cache_.usage(); }
+
+  // Tokens, pages, state and the checkpoints on the way, with their identity and a checksum. load replaces the sequence
+  // and gives the checkpoints to host memory as far as the budget allows; it throws InvalidArgument with the reason, or
+  // ContextFull, and leaves the sequence empty.
+  std::vector<std::byte> save(int32_t sequence, const StateIdentity& identity);
+  void load(int32_t sequence, std::span<const std::byte> saved, const StateIdentity& identity, int32_t vocab);
+
+ private:
+  struct Plan;
+
+  bool is_recurrent() const { return bytes_.state_bytes() > 0; }
+  Plan plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const PrefixCache::Found& found) const;
+  void keep(int32_t sequence, int32_t first_lost);
+  void clear(int32_t sequence);
+
+  PagedMemory& pages_;
+  StatePool& states_;
+  std::vector<std::vector<int32_t>>& tokens_;
+  const SequenceBytes& bytes_;
+  PrefixCache cache_;
+};
+
+}  // namespace v100

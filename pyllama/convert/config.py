@@ -69,11 +69,15 @@ class Config:
             raise self.fault(key, value, "an object")
         return Config(value, f"{self.source}: {key}")
 
-    def text_part(self) -> "Config":
-        """For a multimodal model what `text_config` says, and what stands beside it where that says nothing."""
-        text = self.section("text_config")._values
-        said = {key: value for key, value in text.items() if value is not None}
-        return Config({**self._values, **said}, self.source)
+    def text_part(self, defaults: Mapping[str, Any]) -> "Config":
+        """For a multimodal model what `text_config` says, and what stands beside it where that says nothing.
+
+        defaults: for what neither says.
+        """
+        merged = dict(defaults)
+        for values in (self._values, self.section("text_config")._values):
+            merged |= {key: value for key, value in values.items() if value is not None}
+        return Config(merged, self.source)
 
     def require(self, key: str, expected: Any, default: Any) -> None:
         """Refuse a setting whose other values change the arithmetic in ways that the family's GGUF form cannot say."""

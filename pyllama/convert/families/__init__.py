@@ -37,7 +37,7 @@ def family_of(config: Config) -> DenseFamily:
         raise ModelError(
             f"{config.source}: architecture {names[0]!r} is not supported; supported are {', '.join(supported())}"
         )
-    return found[0](config.text_part())
+    return found[0](config.text_part(found[0].defaults))
 
 
 def supported() -> list[str]:

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pyllama.errors import InvalidArgument
 from pyllama.gguf import KeyValue
@@ -44,6 +44,7 @@ class DenseFamily:
     tokenizer_kinds: ClassVar[tuple[str, ...]] = ("byte-level",)  # in order of preference
     activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")  # key in config.json, the only value
     default_head_dim: ClassVar[int] = 0  # 0: H / Hq
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of config.json, which leaves out what transformers takes for granted
     rope_kinds: ClassVar[tuple[str, ...]] = ("default", "linear", "dynamic", "yarn")
     ignored: ClassVar[re.Pattern[str]] = re.compile(r".*\.rotary_emb\.inv_freq")
     """Tensors of a checkpoint that hold nothing to convert."""

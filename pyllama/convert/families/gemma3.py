@@ -4,8 +4,10 @@ of their own.
 Checkpoints store norm weights less 1, files store them whole.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any, ClassVar
 
 from pyllama.gguf import KeyValue
 
@@ -21,12 +23,24 @@ _DEEPEST = 62  # the 27B model: loaders know it by its depth, and scale its scor
 
 class Gemma3(DenseFamily):
     architecture = "gemma3"
-    hf_architectures = ("Gemma3ForCausalLM",)
-    model_types = ("gemma3_text",)
+    hf_architectures = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
+    model_types = ("gemma3", "gemma3_text")
     tokenizer_kinds = ("sentencepiece", "byte-fallback", "byte-level")
     activation = ("hidden_activation", "gelu_pytorch_tanh")
     default_head_dim = 256
     rope_kinds = ("default", "linear")
+    ignored = re.compile(r".*\.rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    }
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

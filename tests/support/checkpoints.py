@@ -113,6 +113,31 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         },
         "final_logit_softcapping": 4.0,
     },
+    # Sizes that are multiples of little, and heads that share nothing or everything.
+    "llama-odd": {
+        **_LLAMA,
+        **{"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 5, "num_key_value_heads": 5},
+    },
+    "qwen2-odd": {
+        **_QWEN2,
+        **{"hidden_size": 54, "intermediate_size": 70, "num_attention_heads": 3, "num_key_value_heads": 1},
+    },
+    "qwen3-odd": {**_QWEN3, **{"hidden_size": 50, "intermediate_size": 90, "head_dim": 22, "num_key_value_heads": 1}},
+    "qwen3moe-odd": {
+        **_QWEN3MOE,
+        **{"hidden_size": 44, "head_dim": 20, "num_experts": 5, "num_experts_per_tok": 4, "moe_intermediate_size": 20},
+    },
+    "mixtral-odd": {
+        **_MIXTRAL,
+        **{"hidden_size": 36, "intermediate_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3},
+        **{"num_local_experts": 3, "num_experts_per_tok": 3},
+    },
+    "gemma3-odd": {
+        **_GEMMA3,
+        **{"hidden_size": 54, "intermediate_size": 62, "num_attention_heads": 3, "num_key_value_heads": 3},
+        **{"head_dim": 10, "query_pre_attn_scalar": 10, "num_hidden_layers": 3, "sliding_window": 5},
+        **{"rope_theta": 1000000.0, "sliding_window_pattern": 2},
+    },
     **HYBRID_CONFIGS,
 }
 

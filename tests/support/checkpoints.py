@@ -314,9 +314,15 @@ def write_checkpoint(
         }
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     write_json(folder / "config.json", config)
+    write_tokenizer(folder, tokenizer, tokenizer_config)
+    return folder
+
+
+def write_tokenizer(
+    folder: Path, tokenizer: Mapping[str, Any] | None = None, tokenizer_config: Mapping[str, Any] | None = None
+) -> None:
     write_json(folder / "tokenizer.json", tokenizer or tokenizer_json())
     write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG if tokenizer_config is None else tokenizer_config)
-    return folder
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -167,14 +167,18 @@ def hash_numbers(config: Mapping[str, Any]) -> tuple[list[int], list[int], list[
 class _Weights:
     """Collects the tensors; those of a module share its prefix."""
 
-    def __init__(self, config: Mapping[str, Any], *, experts_apart: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], *, experts_apart: bool, shapes_only: bool) -> None:
         self.config = config
         self.experts_apart = experts_apart
+        self.shapes_only = shapes_only
         self.rng = np.random.default_rng(20260203)
         self.tensors: dict[str, NDArray[Any]] = {}
 
     def add(self, name: str, shape: tuple[int, ...], std: float, mean: float = 0.0) -> None:
-        self.tensors[name] = (mean + std * self.rng.standard_normal(shape)).astype(np.float32)
+        if self.shapes_only:
+            self.tensors[name] = np.broadcast_to(np.float32(0), shape)
+        else:
+            self.tensors[name] = (mean + std * self.rng.standard_normal(shape)).astype(np.float32)
 
     def linear(self, name: str, rows: int, columns: int, std: float = 1.0) -> None:
         self.add(name + ".weight", (rows, columns), std / columns**0.5)
@@ -292,12 +296,17 @@ class _Weights:
             self.norm("mtp.norm", hidden)
 
 
-def hybrid_weights(config: Mapping[str, Any], *, experts_apart: bool = False) -> dict[str, NDArray[Any]]:
-    """All tensors of the checkpoint, of a spread that makes scores, gates and logits anything but flat."""
+def hybrid_weights(
+    config: Mapping[str, Any], *, experts_apart: bool = False, shapes_only: bool = False
+) -> dict[str, NDArray[Any]]:
+    """All tensors of the checkpoint, of a spread that makes scores, gates and logits anything but flat.
+
+    shapes_only: zeros that take no memory, for the sizes of published models.
+    """
     text = text_config(config)
-    weights = _Weights(text, experts_apart=experts_apart)
-    hidden = text["hidden_size"]
-    weights.linear("model.embed_tokens", VOCAB_SIZE, hidden, 2.4)
+    weights = _Weights(text, experts_apart=experts_apart, shapes_only=shapes_only)
+    hidden, n_vocab = text["hidden_size"], text["vocab_size"]
+    weights.linear("model.embed_tokens", n_vocab, hidden, 2.4)
     for layer, kind in enumerate(layer_types(text)):
         weights.block(f"model.layers.{layer}.", kind)
         if layer + 1 in text.get("ple_layer_ids", []):
@@ -307,7 +316,7 @@ def hybrid_weights(config: Mapping[str, Any], *, experts_apart: bool = False) ->
     else:
         weights.norm("model.norm", hidden)
     if not text["tie_word_embeddings"]:
-        weights.linear("lm_head", VOCAB_SIZE, hidden, 2.4)
+        weights.linear("lm_head", n_vocab, hidden, 2.4)
     if text.get("mtp_num_hidden_layers"):
         weights.prediction_block()
     if text is config:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pyllama import _engine
 from pyllama.chat_template import ChatTemplate, template_from_metadata, without_duplicate_special
+from pyllama.checkpoints import checkpoint_rule
 from pyllama.completion import (
     CompletionRequest,
     DrawnToken,
@@ -34,9 +35,17 @@ from pyllama.completion import (
     refuse_unsupported,
     with_plain_content,
 )
-from pyllama.completion_types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from pyllama.completion_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    CreateEmbeddingResponse,
+)
+from pyllama.embeddings import TextEmbedder, read_pooling_type
 from pyllama.errors import InvalidArgument
 from pyllama.gguf.split_set import check_parts
+from pyllama.host_memory import MEBIBYTE, default_cache_bytes
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -51,11 +60,15 @@ from pyllama.llama_values import (
     token_or_none,
 )
 from pyllama.tokenizer import Tokenizer
+from pyllama.vector_norm import normalized
 
 logger = logging.getLogger("pyllama")
 
 RANDOM_SEED = 0xFFFFFFFF
 """The seed that stands for a new random seed in every call."""
+
+EMBEDDED_TOGETHER = 16
+"""Texts that one pass through the model embeds at most."""
 
 
 class Llama:
@@ -70,10 +83,19 @@ class Llama:
     n_threads, n_threads_batch: for generation, and for prompts; None takes all cores, and as `n_threads`.
     thread_cpus, thread_priority, thread_poll: where and how these threads run, as `pyllama._engine.Engine` takes them.
     rope_*, yarn_*: override what the file says; 0 or -1 leave it.
+    embedding: make `embed` and `create_embedding` work.
+    pooling_type: how they make one vector of a text's hidden states, as number or name: 0 ``"none"`` (a vector for each
+    token), 1 ``"mean"``, 2 ``"cls"`` (the first token's), 3 ``"last"``, 4 ``"rank"`` (the scores of a reranker's head);
+    -1 as the file says, ``"none"`` when it does not.
     logits_all: keep the logits of every token in `scores` (n_vocab f32 values each), not only of the last one.
     last_n_tokens_size: tokens that the repeat, presence and frequency penalties look back at.
     chat_format: name or Jinja source of a chat template that replaces the one in the file.
     type_k, type_v: type of the KV cache, as name (``"q8_0"``) or GGUF type id; None is f16.
+    cache_ram: MiB of host memory for prompts that the sequence no longer holds, and for the states of recurrent models;
+    -1: no limit. None: nothing for a model that only attends, which keeps what two calls in a row have in common
+    without it; for a recurrent one up to 8192, at most a quarter of the memory to be had.
+    ctx_checkpoints: most states of a recurrent model that are kept of one text. Its sequence cannot be cut back, so an
+    edited text goes on from the last state before the edit.
     n_gpu_layers, split_mode, main_gpu, tensor_split, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload,
     swa_full, no_perf, numa: accepted; they do not change results, and there is nothing for them to do on the CPU.
 
@@ -103,7 +125,7 @@ class Llama:
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         rope_scaling_type: int | str | None = -1,
-        pooling_type: int = -1,
+        pooling_type: int | str = -1,
         rope_freq_base: float = 0.0,
         rope_freq_scale: float = 0.0,
         yarn_ext_factor: float = -1.0,
@@ -132,21 +154,22 @@ class Llama:
         tokenizer: object | None = None,
         type_k: int | str | None = None,
         type_v: int | str | None = None,
+        cache_ram: int | None = None,
+        ctx_checkpoints: int = 32,
         spm_infill: bool = False,
         verbose: bool = True,
     ) -> None:
         self._sequence: TokenSequence | None = None
+        self._embedder: TextEmbedder | None = None
         self._is_closed = False
         self._queue = CallQueue()
         for name, value, neutral in (
-            ("embedding", embedding, False),
             ("lora_base", lora_base, None),
             ("lora_path", lora_path, None),
             ("chat_handler", chat_handler, None),
             ("draft_model", draft_model, None),
             ("tokenizer", tokenizer, None),
             ("spm_infill", spm_infill, False),
-            ("pooling_type", pooling_type, -1),
         ):
             if value != neutral:
                 raise InvalidArgument(f"{name}={value!r} is not supported yet (only {neutral!r})")
@@ -172,7 +195,7 @@ class Llama:
 
         n_batch = read_count("n_batch", n_batch, at_least=1)
         engine_options = {
-            "n_seq_max": 1,
+            "n_seq_max": 1 + (EMBEDDED_TOGETHER if embedding else 0),  # this object's sequence is the first
             "n_batch": n_batch,
             "n_ubatch": min(read_count("n_ubatch", n_ubatch, at_least=1), n_batch),
             "n_threads": read_count("n_threads", n_threads or 0),
@@ -192,16 +215,36 @@ class Llama:
             "thread_poll": thread_poll,
         }
         n_ctx = read_count("n_ctx", n_ctx)
+        n_checkpoints = read_count("ctx_checkpoints", ctx_checkpoints)
+        cache_mib = None if cache_ram is None else read_count("cache_ram", cache_ram, at_least=-1)
         check_parts(Path(self.model_path))
         model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
-            engine = _engine.Engine(model, n_ctx=n_ctx or model.n_ctx_train, **engine_options)
+            cache_bytes = _cache_bytes(cache_mib, is_recurrent=model.is_recurrent)
+            keeps_states = model.is_recurrent and cache_bytes != 0 and n_checkpoints > 0
+            engine = _engine.Engine(
+                model,
+                n_ctx=n_ctx or model.n_ctx_train,
+                cache_bytes=cache_bytes,
+                n_checkpoints=n_checkpoints,
+                **engine_options,
+            )
             on_error.callback(engine.close)
             self._n_vocab, self._n_ctx, self._n_embd = model.n_vocab, engine.n_ctx, model.n_embd
-            self._sequence = TokenSequence(model, engine, keep_all_logits=bool(logits_all))
+            self._sequence = TokenSequence(
+                model,
+                engine,
+                keep_all_logits=bool(logits_all),
+                checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
+            )
+            self._pooling_type = read_pooling_type(pooling_type, model)
+            if embedding:
+                sequences = range(1, 1 + EMBEDDED_TOGETHER)
+                self._embedder = TextEmbedder(engine, sequences, self._pooling_type, model.n_embd)
+                self._longest_embedded = min(n_batch, engine.n_ctx)
             on_error.pop_all()
 
     @classmethod
@@ -229,6 +272,11 @@ class Llama:
     def n_embd(self) -> int:
         """Width of the hidden state."""
         return self._n_embd
+
+    def pooling_type(self) -> int:
+        """How embeddings are pooled: 0 none, 1 mean, 2 cls, 3 last, 4 rank."""
+        self._open_sequence()
+        return _engine.pooling_types.index(self._pooling_type)
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -322,7 +370,7 @@ class Llama:
     def reset(self) -> None:
         """Forget the sequence."""
         with self._call() as sequence:
-            sequence.truncate(0)
+            sequence.clear()
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the sequence; keep the logits of the last one (with ``logits_all``, of each) in `scores`.
@@ -618,8 +666,72 @@ class Llama:
         with self._call():
             return chat_response(request, collect(deltas))
 
-    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> NoReturn:  # noqa: A002
-        raise InvalidArgument("create_embedding is not supported yet")
+    # -------------------------------------------------------------------------------- embeddings
+
+    def create_embedding(
+        self,
+        input: str | Sequence[str],  # noqa: A002
+        model: str | None = None,
+    ) -> CreateEmbeddingResponse:
+        """The embeddings of `input`, as `embed` gives them, in the shape of the OpenAI API."""
+        texts = [input] if isinstance(input, str) else list(input)
+        embeddings, n_tokens = self.embed(texts, return_count=True)
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "embedding": embedding, "index": index}
+                for index, embedding in enumerate(embeddings)
+            ],
+            "model": model or self.model_path,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+
+    def embed(
+        self,
+        input: str | Sequence[str],  # noqa: A002
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """The embedding of a text as list of floats, or of several as list of such; without pooling a list per token.
+
+        normalize: divide each vector by its length.
+        truncate: use the beginning of a text that has more than `n_batch` tokens; else such a text is refused.
+        return_count: return a pair, the second the number of tokens used.
+
+        The sequence of tokens stays, unless its memory is needed. Raises `InvalidArgument` for a text without tokens
+        and for an object that was created without ``embedding=True``.
+        """
+        self._open_sequence()
+        if self._embedder is None:
+            raise InvalidArgument("this Llama object was created without embedding=True: it cannot embed")
+        texts = [input] if isinstance(input, str) else list(input)
+        tokens = []
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"embed takes texts, found {type(text).__name__} at position {index}")
+            ids = self.tokenize(text.encode("utf-8", "replace"))
+            if len(ids) > self._longest_embedded and not truncate:
+                raise InvalidArgument(
+                    f"text {index} has {len(ids)} tokens, more than the {self._longest_embedded} that n_batch and "
+                    "n_ctx allow; truncate=True uses its beginning"
+                )
+            if not ids:
+                raise InvalidArgument(f"text {index} has no tokens to embed")
+            tokens.append(ids[: self._longest_embedded])
+        with self._call() as sequence:
+            if not self._embedder.fits(max(map(len, tokens), default=0)):
+                sequence.truncate(0)
+            vectors = self._embedder.embed(tokens)
+        rows = [vector if vector.ndim == 2 else vector[None] for vector in vectors]
+        if normalize:
+            rows = [np.stack([normalized(row) for row in matrix]) for matrix in rows]
+        results = [
+            matrix.tolist() if vector.ndim == 2 else matrix[0].tolist()
+            for matrix, vector in zip(rows, vectors, strict=True)
+        ]
+        output = results[0] if isinstance(input, str) else results
+        return (output, sum(map(len, tokens))) if return_count else output
 
     def _read_prompt(self, prompt: str | Sequence[int]) -> tuple[list[int], str]:
         if isinstance(prompt, str):
@@ -711,6 +823,13 @@ class Llama:
     def __del__(self) -> None:
         if hasattr(self, "_queue"):  # not there when the constructor refused its arguments
             self.close()
+
+
+def _cache_bytes(mebibytes: int | None, *, is_recurrent: bool) -> int:
+    """The engine's budget for the argument `cache_ram`; -1: no limit."""
+    if mebibytes is None:
+        return default_cache_bytes() if is_recurrent else 0
+    return mebibytes * MEBIBYTE if mebibytes >= 0 else -1
 
 
 def _only_tokens(

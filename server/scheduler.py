@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 
 class SequenceState(NamedTuple):
-    """One busy slot. `n_pending`: tokens known but not yet in the engine; 0 while it waits for its parent's prompt."""
+    """One busy slot. `n_pending`: tokens known but not yet in the engine; 0 while it waits for its parent's prompt.
+
+    n_until_cut: tokens after which a step must end, because the state there is wanted; 0: none.
+    """
 
     slot: int
     age: int
     n_pending: int
     is_generating: bool  # the one pending token is the last sampled one
     is_blocked: bool = False  # gave its memory away; all its tokens are pending
+    n_until_cut: int = 0
 
 
 class Chunk(NamedTuple):
@@ -48,7 +52,7 @@ def plan_step(sequences: Sequence[SequenceState], n_batch: int, *, mixes_prompts
     for s in sorted(_startable_prompts(sequences), key=lambda s: s.age):
         if room <= 0:
             break
-        n_tokens = min(s.n_pending, room)
+        n_tokens = min(s.n_pending, room, s.n_until_cut or room)
         chunks.append(Chunk(s.slot, n_tokens, n_tokens == s.n_pending))
         room -= n_tokens
     return chunks
@@ -66,14 +70,20 @@ def _startable_prompts(sequences: Sequence[SequenceState]) -> list[SequenceState
     ]
 
 
-def resumable(sequences: Sequence[SequenceState], free_tokens: int, page_tokens: int) -> list[int]:
+def resumable(
+    sequences: Sequence[SequenceState], free_tokens: int, page_tokens: int, *, others_run: bool = False
+) -> list[int]:
     """Slots of blocked sequences that may start again, oldest first.
 
     A blocked sequence needs room for all its tokens and one page to go on with; when nothing else runs it may try at
-    once (memory that younger sequences hold is then taken from them).
+    once (memory that younger sequences hold is then taken from them). others_run: so does something that is not listed.
     """
     blocked = sorted((s for s in sequences if s.is_blocked), key=lambda s: s.age)
-    runs = any(s.is_generating and not s.is_blocked for s in sequences) or bool(_startable_prompts(sequences))
+    runs = (
+        others_run
+        or any(s.is_generating and not s.is_blocked for s in sequences)
+        or bool(_startable_prompts(sequences))
+    )
     slots: list[int] = []
     for s in blocked:
         need = (s.n_pending // page_tokens + 2) * page_tokens

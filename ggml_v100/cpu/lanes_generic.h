@@ -19,6 +19,7 @@ struct Lanes {
 
 constexpr int kDenseSums = 4;
 constexpr int kDenseRows = 4;
+constexpr int kDeltaPanels = 1;  // of the delta rule: 4 sums each
 
 // c = a * b + c with one rounding, 16 times. Without a fused instruction: the product of two f32 is exact in f64; the
 // sum is rounded to odd there (the addition's error term decides), which makes the second rounding, to f32, the
@@ -73,6 +74,9 @@ inline Lanes load_first(const float* p, int n) {
 inline void store(float* p, const Lanes& a) {
   for (int i = 0; i < 16; ++i) p[i] = a.v[i];
 }
+// Elsewhere a store that leaves the caches alone.
+inline void store_past_caches(float* p, const Lanes& a) { store(p, a); }
+inline void finish_past_caches() {}
 inline void store_first(float* p, const Lanes& a, int n) {
   for (int i = 0; i < n; ++i) p[i] = a.v[i];
 }

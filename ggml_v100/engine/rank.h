@@ -36,6 +36,7 @@ class Rank : public SequenceBytes {
   size_t page_bytes() const override { return page_bytes_; }
   std::byte* page(PageId id) const { return kv_.data() + static_cast<size_t>(id) * page_bytes_; }
   size_t kv_bytes() const { return kv_.size(); }
+  const KvLayer& kv_layer(size_t layer) const { return kv_layers_[layer]; }
 
   size_t state_bytes() const override { return static_cast<size_t>(state_values_) * sizeof(float); }
   std::byte* state(int32_t slot) const { return states_.data() + static_cast<size_t>(slot) * state_bytes(); }

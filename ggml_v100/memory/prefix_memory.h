@@ -1,13 +1,15 @@
 // How a sequence begins as another one began: prefixes found in live sequences and in host memory, and kept there when a
 // sequence gives them up. Also the whole state of a sequence as bytes.
 //
-// Keys and values of a token depend on the tokens before it only, so any beginning of a sequence's pages may be reused.
+// Keys and values of a token depend on the tokens before it only, so any beginning of a sequence's pages may be reused,
+// unless tokens were moved to other positions (mark_moved): these have seen tokens that are no longer there.
 // A recurrent state is that of one length: a sequence with one can begin where a live sequence ends, or at a checkpoint,
 // as far as pages cover it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -54,6 +56,12 @@ class PrefixMemory {
   void release(int32_t sequence);
   CacheUsage usage() const { return cache_.usage(); }
 
+  // Tokens of a sequence from `first` on were moved: they are neither reused nor kept.
+  void mark_moved(int32_t sequence, int32_t first);
+  // The sequence was cut to `length`; destination became the first `length` tokens of source.
+  void was_cut(int32_t sequence, int32_t length) noexcept;
+  void was_forked(int32_t source, int32_t destination, int32_t length) noexcept;
+
   // Tokens, pages, state and the checkpoints on the way, with their identity and a checksum. load replaces the sequence
   // and gives the checkpoints to host memory as far as the budget allows; it throws InvalidArgument with the reason, or
   // ContextFull, and leaves the sequence empty.
@@ -62,6 +70,7 @@ class PrefixMemory {
 
  private:
   struct Plan;
+  static constexpr int32_t kNothingMoved = std::numeric_limits<int32_t>::max();
 
   bool is_recurrent() const { return bytes_.state_bytes() > 0; }
   Plan plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const PrefixCache::Found& found) const;
@@ -73,6 +82,7 @@ class PrefixMemory {
   std::vector<std::vector<int32_t>>& tokens_;
   const SequenceBytes& bytes_;
   PrefixCache cache_;
+  std::vector<int32_t> moved_from_;  // of each sequence: the first moved token, kNothingMoved for none
 };
 
 }  // namespace v100

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyllama import _engine
+from pyllama.checkpoints import PAGE_TOKENS
 from pyllama.errors import InvalidArgument
-
-PAGE_TOKENS = 256
 
 
 def read_pooling_type(value: Any, model: _engine.Model) -> str:

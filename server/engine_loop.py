@@ -44,9 +44,9 @@ class LoopSettings:
     max_passes: while every sequence generates and nothing waits, up to that many tokens of each are drawn in one engine
     step, as long as the step lasts no longer than `STEP_SECONDS`: on a small model the work between two steps would
     otherwise cost several per cent.
-    checkpoints: where states are kept, for models whose sequences cannot be cut back (these take max_passes 1).
     adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
+    checkpoints: where states are kept, for models whose sequences cannot be cut back (these take max_passes 1).
     """
 
     n_slots: int
@@ -56,9 +56,9 @@ class LoopSettings:
     mixes_prompts: bool = True
     max_queue: int = 1024
     max_passes: int = 1
-    checkpoints: CheckpointRule | None = None
     n_embedding_rows: int = 512
     adds_bos: bool = False
+    checkpoints: CheckpointRule | None = None
 
 
 class EngineLoop:

@@ -243,13 +243,6 @@ class Generation:
         if self.n_decoded == 0:
             self.prompt_records.clear()
 
-    def on_resumed(self, n_held: int) -> None:
-        """The slot holds `n_held` tokens again. Those of the prompt that others computed count as cached."""
-        self.is_blocked = False
-        if self.n_decoded == 0:
-            self.n_cached = min(self.n_cached, n_held) + max(0, n_held - self.n_prompt_done)
-            self.n_prompt_done = n_held
-
     def shift(self, n_keep: int, n_discard: int) -> None:
         """The slot dropped `n_discard` tokens after the first `n_keep`."""
         if self._all_tokens is self.tokens:
@@ -257,6 +250,13 @@ class Generation:
         del self.tokens[n_keep : n_keep + n_discard]
         self.shifted_at = n_keep if self.shifted_at is None else min(self.shifted_at, n_keep)
         self.truncated = True
+
+    def on_resumed(self, n_held: int) -> None:
+        """The slot holds `n_held` tokens again. Those of the prompt that others computed count as cached."""
+        self.is_blocked = False
+        if self.n_decoded == 0:
+            self.n_cached = min(self.n_cached, n_held) + max(0, n_held - self.n_prompt_done)
+            self.n_prompt_done = n_held
 
     def on_token(self, token: int, value: float, top: Sequence[tuple[int, float]], now: float) -> TokenText:
         """Take in one sampled token; sets `is_done` and the stop fields when it was the last."""

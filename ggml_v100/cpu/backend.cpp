@@ -313,8 +313,8 @@ class CpuBackend final : public Backend {
 
   std::string_view name() const override { return kernels_.name; }
   std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
-                                                  const std::byte* rows, ThreadPool& pool) const override {
-    return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool, memory_);
+                                                  const std::byte* rows, ThreadPool& pool, float scale) const override {
+    return std::make_shared<PackedWeight>(type, in_features, out_features, rows, scale, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
   std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {

@@ -361,9 +361,9 @@ def test_harmless_options_without_effect_are_accepted_with_one_line(argv):
 
 
 def test_a_planned_option_of_the_environment_can_be_switched_off_on_the_command_line():
-    environ = {"LLAMA_ARG_CONTEXT_SHIFT": "1"}
-    assert "LLAMA_ARG_CONTEXT_SHIFT" in refusal(environ=environ)
-    assert read("--no-context-shift", environ=environ).context_shift is False
+    environ = {"LLAMA_ARG_PERF": "1"}
+    assert "LLAMA_ARG_PERF" in refusal(environ=environ)
+    assert read("--no-perf", environ=environ).perf is False
 
 
 @pytest.mark.parametrize(("old", "new"), [("--draft-max", "--spec-draft-n-max"), ("--draft-min", "--spec-draft-n-min")])

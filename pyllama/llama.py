@@ -55,7 +55,10 @@ from pyllama.llama_values import (
     metadata_text,
     read_callables,
     read_count,
+    read_n_keep,
     read_seed,
+    read_split_mode,
+    require_shift,
     rope_scaling,
     token_or_none,
 )
@@ -87,6 +90,8 @@ class Llama:
     pooling_type: how they make one vector of a text's hidden states, as number or name: 0 ``"none"`` (a vector for each
     token), 1 ``"mean"``, 2 ``"cls"`` (the first token's), 3 ``"last"``, 4 ``"rank"`` (the scores of a reranker's head);
     -1 as the file says, ``"none"`` when it does not.
+    context_shift: when the context is full, drop half of the tokens after the first `n_keep` (-1: after the prompt) and
+    go on, instead of ending the answer. A BOS token that the vocabulary begins texts with is kept as well.
     logits_all: keep the logits of every token in `scores` (n_vocab f32 values each), not only of the last one.
     last_n_tokens_size: tokens that the repeat, presence and frequency penalties look back at.
     chat_format: name or Jinja source of a chat template that replaces the one in the file.
@@ -96,8 +101,12 @@ class Llama:
     without it; for a recurrent one up to 8192, at most a quarter of the memory to be had.
     ctx_checkpoints: most states of a recurrent model that are kept of one text. Its sequence cannot be cut back, so an
     edited text goes on from the last state before the edit.
-    n_gpu_layers, split_mode, main_gpu, tensor_split, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload,
-    swa_full, no_perf, numa: accepted; they do not change results, and there is nothing for them to do on the CPU.
+    devices: what the model runs on; None is the CPU. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
+    split_mode: over several devices, 0 or ``"none"`` (all on the one with index `main_gpu`), 1 or ``"layer"`` (whole
+    layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares, None for equal ones.
+    tensor_overrides: (regular expression, device) pairs that send tensors with a match to one device.
+    n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, swa_full, no_perf, numa: accepted;
+    they do not change results, and there is nothing for them to do on the CPU.
 
     Thread-safe: a call runs to its end before the next one on the same object begins; a stream counts as running until
     it is exhausted or closed. `close`, or leaving a ``with`` block, gives the memory back.
@@ -111,9 +120,11 @@ class Llama:
         model_path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = 0,
-        split_mode: int = 1,
+        split_mode: int | str = 1,
         main_gpu: int = 0,
         tensor_split: Sequence[float] | None = None,
+        devices: Sequence[str] | None = None,
+        tensor_overrides: Sequence[tuple[str, str]] = (),
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -136,6 +147,8 @@ class Llama:
         thread_cpus: Sequence[Sequence[int]] = (),
         thread_priority: int = 0,
         thread_poll: int = 50,
+        context_shift: bool = False,
+        n_keep: int = 0,
         logits_all: bool = False,
         embedding: bool = False,
         offload_kqv: bool = True,
@@ -161,6 +174,7 @@ class Llama:
     ) -> None:
         self._sequence: TokenSequence | None = None
         self._embedder: TextEmbedder | None = None
+        self._shifts = bool(context_shift)
         self._is_closed = False
         self._queue = CallQueue()
         for name, value, neutral in (
@@ -218,7 +232,16 @@ class Llama:
         n_checkpoints = read_count("ctx_checkpoints", ctx_checkpoints)
         cache_mib = None if cache_ram is None else read_count("cache_ram", cache_ram, at_least=-1)
         check_parts(Path(self.model_path))
-        model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
+        model = _engine.Model(
+            self.model_path,
+            n_threads=engine_options["n_threads"],
+            kv_overrides=kv_overrides,
+            devices=tuple(devices or ()),
+            split_mode=read_split_mode(split_mode),
+            tensor_split=tuple(tensor_split or ()),
+            main_gpu=main_gpu,
+            tensor_overrides=tensor_overrides,
+        )
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)
             self._metadata = model.metadata
@@ -233,12 +256,15 @@ class Llama:
                 **engine_options,
             )
             on_error.callback(engine.close)
+            if self._shifts:
+                require_shift(engine, model, keeps_all_logits=bool(logits_all))
             self._n_vocab, self._n_ctx, self._n_embd = model.n_vocab, engine.n_ctx, model.n_embd
             self._sequence = TokenSequence(
                 model,
                 engine,
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
+                n_keep=read_n_keep(n_keep, self._tokenizer) if self._shifts else None,
             )
             self._pooling_type = read_pooling_type(pooling_type, model)
             if embedding:
@@ -277,6 +303,11 @@ class Llama:
         """How embeddings are pooled: 0 none, 1 mean, 2 cls, 3 last, 4 rank."""
         self._open_sequence()
         return _engine.pooling_types.index(self._pooling_type)
+
+    @property
+    def n_discarded(self) -> int:
+        """Tokens that context shifts have dropped so far."""
+        return 0 if self._sequence is None else self._sequence.n_discarded
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -566,6 +597,7 @@ class Llama:
             echo=echo,
             n_probs=logprobs,
             model=model or self.model_path,
+            is_endless=self._shifts,
         )
         options = self._options(
             temperature,
@@ -649,6 +681,7 @@ class Llama:
             echo=False,
             n_probs=(top_logprobs or 0) if logprobs else None,
             model=model or self.model_path,
+            is_endless=self._shifts,
         )
         options = self._options(
             temperature,

@@ -10,6 +10,7 @@ from pyllama.errors import InvalidArgument
 
 # GGUF type ids of the cache types that exist, and the names of others that callers may know.
 _CACHE_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
+_SPLIT_MODES = {0: "none", 1: "layer", 2: "row", 3: "tensor"}
 _ROPE_SCALING = {-1: None, 0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
 
 
@@ -47,6 +48,22 @@ def read_seed(value: Any) -> int:
         raise TypeError(f"seed must be an integer, found {type(value).__name__}") from None
 
 
+def read_n_keep(value: Any, tokenizer: Any) -> int:
+    """Tokens that a context shift keeps: a BOS token comes on top; -1 (the whole prompt, with it) stays."""
+    n_keep = read_count("n_keep", value, at_least=-1)
+    return n_keep if n_keep < 0 else n_keep + bool(tokenizer.add_bos)
+
+
+def require_shift(engine: Any, model: Any, *, keeps_all_logits: bool) -> None:
+    """Raises `InvalidArgument` when `context_shift` cannot be had."""
+    if not engine.can_shift:
+        raise InvalidArgument(
+            f"context_shift: tokens of a {model.architecture} model cannot be moved to other positions"
+        )
+    if keeps_all_logits:
+        raise InvalidArgument("context_shift and logits_all exclude each other: logits are kept by position")
+
+
 def cache_type(name: str, value: int | str | None) -> str:
     if value is None:
         return "f16"
@@ -64,6 +81,14 @@ def rope_scaling(value: int | str | None) -> str | None:
     if value not in _ROPE_SCALING:
         raise InvalidArgument(f"rope_scaling_type={value!r}; known: {_ROPE_SCALING}")
     return _ROPE_SCALING[value]
+
+
+def read_split_mode(value: int | str) -> str:
+    if isinstance(value, str):
+        return value
+    if value not in _SPLIT_MODES:
+        raise InvalidArgument(f"split_mode={value!r}; known: {_SPLIT_MODES}")
+    return _SPLIT_MODES[value]
 
 
 def architecture_number(metadata: Mapping[str, Any], key: str) -> int:

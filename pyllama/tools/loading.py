@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from pyllama.download.model_options import choose_model
-from pyllama.options import Options, rope_arguments
+from pyllama.options import Options, placement_arguments, rope_arguments
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -27,11 +27,14 @@ def load_llama(options: Options) -> Any:
         type_v=options.cache_type_v,
         cache_ram=options.cache_ram if options.given("cache_ram") else None,
         ctx_checkpoints=max(0, options.ctx_checkpoints),
+        context_shift=options.context_shift,
+        n_keep=options.keep,
         seed=options.seed,
         kv_overrides=dict(options.override_kv),
         last_n_tokens_size=options.repeat_last_n,
         chat_format=options.chat_template or None,
         verbose=False,
+        **placement_arguments(options),
         **rope_arguments(options),
         **engine_thread_options(options),
     )

@@ -609,8 +609,7 @@ class EngineLoop:
         if generation.parent is not None:
             self.memory.clear(slot)
         elif generation.shifted_at is not None and generation.shifted_at < len(slot.tokens):
-            self._engine.truncate(slot.id, generation.shifted_at)
-            del slot.tokens[generation.shifted_at :]
+            self.memory.cut(slot, generation.shifted_at)
 
     # ---- when things go wrong
 

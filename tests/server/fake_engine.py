@@ -170,6 +170,7 @@ class FakeEngine:
         self.pool = FakePool(n_ctx // PAGE)
         self.tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
         self.pages: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self.moved_at = [n_ctx] * n_seq_max  # tokens from there on have seen others than those before them
         self.is_recurrent = is_recurrent
         self.cache = FakePrefixCache(cache_tokens, is_recurrent=is_recurrent)
         self.reuses: list[PrefixReuse] = []
@@ -314,6 +315,8 @@ class FakeEngine:
             raise InvalidArgument(f"sequence {seq_id} has {held} tokens, not {length}")
 
     def _cut(self, seq_id: int, length: int) -> None:
+        if length <= self.moved_at[seq_id]:
+            self.moved_at[seq_id] = self.n_ctx
         del self.tokens[seq_id][length:]
         while len(self.pages[seq_id]) > -(-length // PAGE):
             self.pool.drop(self.pages[seq_id].pop())
@@ -324,6 +327,7 @@ class FakeEngine:
 
     def _share(self, src: int, dst: int, length: int) -> None:
         self.clear(dst)
+        self.moved_at[dst] = self.moved_at[src] if length > self.moved_at[src] else self.n_ctx
         self.tokens[dst] = self.tokens[src][:length]
         self.pages[dst] = self.pages[src][: -(-length // PAGE)]
         for page in self.pages[dst]:
@@ -334,12 +338,13 @@ class FakeEngine:
 
     def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
         assert 0 <= most <= len(tokens)
-        own, tokens = self.tokens[seq_id], list(tokens)
+        known = [held[:moved_at] for held, moved_at in zip(self.tokens, self.moved_at, strict=True)]
+        own, tokens = known[seq_id], list(tokens)
         unshared = sum(self.pool.references[page] == 1 for page in self.pages[seq_id])
         room = (len(self.pool.free) + unshared) * PAGE
-        matched = self.cache.matched(self.tokens, tokens)
-        best = self.cache.find(self.tokens, seq_id, tokens, most, room)[0]
-        wished = self.cache.find(self.tokens, seq_id, tokens, most, len(tokens))[0]
+        matched = self.cache.matched(known, tokens)
+        best = self.cache.find(known, seq_id, tokens, most, room)[0]
+        wished = self.cache.find(known, seq_id, tokens, most, len(tokens))[0]
         if own != tokens[: len(own)] or len(own) > best.length:
             self.cache.keep(own)
         if best.length == 0:
@@ -361,7 +366,7 @@ class FakeEngine:
         self.cache.keep_state(self.tokens[seq_id])
 
     def release(self, seq_id: int) -> None:
-        self.cache.keep(self.tokens[seq_id])
+        self.cache.keep(self.tokens[seq_id][: self.moved_at[seq_id]])
         self.clear(seq_id)
 
     def cache_usage(self) -> CacheUsage:
@@ -381,6 +386,7 @@ class FakeEngine:
         kept = tokens[:n_keep] + tokens[n_keep + n_discard :]
         self.truncate(seq_id, len(kept))
         self.tokens[seq_id] = kept
+        self.moved_at[seq_id] = min(self.moved_at[seq_id], n_keep)
         self.shifts.append((seq_id, n_keep, n_discard))
 
 

@@ -15,15 +15,17 @@ from pyllama._engine import Engine, Model, PrefixReuse, Sampler, Work
 from pyllama.errors import InvalidArgument
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
+from support.tiny_qwen4exp import write_tiny_qwen4exp
 
 PAGE = 256
 NO_LIMIT = -1
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen35"])
+@pytest.fixture(scope="module", params=["llama", "qwen35", "qwen4exp"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    model = Model(write_tiny_llama(path) if request.param == "llama" else write_tiny_hybrid(path, "qwen35"))
+    write = {"llama": write_tiny_llama, "qwen35": write_tiny_hybrid, "qwen4exp": write_tiny_qwen4exp}[request.param]
+    model = Model(write(path))
     yield model
     model.close()
 

@@ -254,8 +254,9 @@ class Engine:
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
     thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
     thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
-    cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states that it
-    keeps per sequence.
+    cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states or
+    windows that it keeps per sequence. swa_full: keep what is behind sliding windows, which takes memory but leaves every
+    beginning of a sequence usable.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
 
@@ -284,6 +285,7 @@ class Engine:
         thread_poll: int = 50,
         cache_bytes: int = 0,
         n_checkpoints: int = 32,
+        swa_full: bool = True,
         collect_importance: bool = False,
     ) -> None: ...
     @property
@@ -295,8 +297,13 @@ class Engine:
     @property
     def n_ubatch(self) -> int: ...
     @property
+    def needs_checkpoints(self) -> bool:
+        """Whether a sequence can go back only to where `checkpoint` was called, or as far as its windows reach: a
+        recurrent model, or one with sliding windows without ``swa_full``.
+        """
+    @property
     def kv_bytes(self) -> int:
-        """Bytes reserved for KV pages (touched lazily)."""
+        """Bytes of KV pages for ``n_ctx`` tokens (touched lazily)."""
 
     # One scheduler iteration.
     def step(self, work: Sequence[Work], n_passes: int = 1) -> list[StepOutput]:
@@ -315,7 +322,9 @@ class Engine:
     def free_tokens(self) -> int:
         """Tokens of pages that no sequence holds."""
     def truncate(self, seq_id: int, length: int) -> None:
-        """Keep the first `length` tokens. InvalidArgument when the sequence is shorter, or recurrent and cut inside."""
+        """Keep the first `length` tokens. InvalidArgument when the sequence is shorter, recurrent and cut inside, or has
+        forgotten the window at that place.
+        """
     def fork(self, src: int, dst: int, length: int) -> None:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write). Errors as `truncate`."""
     def clear(self, seq_id: int) -> None: ...
@@ -329,7 +338,7 @@ class Engine:
         the vocabulary and a `most` beyond the tokens.
         """
     def checkpoint(self, seq_id: int) -> None:
-        """Keep a copy of the recurrent state at the end of the sequence; models without one need none."""
+        """Keep a copy of the recurrent state, or of the window, at the end of the sequence; see `needs_checkpoints`."""
     def release(self, seq_id: int) -> None:
         """Clear the sequence, keeping what it held in host memory."""
     def cache_usage(self) -> CacheUsage: ...

@@ -220,6 +220,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         RopeSettings rope
         int64_t cache_bytes
         int32_t n_checkpoints
+        bool swa_full
         bool collect_importance
     cdef cppclass SequenceWork:
         int32_t sequence
@@ -242,6 +243,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_batch() const
         int32_t n_ubatch() const
         size_t kv_bytes() const
+        bool needs_checkpoints() const
         vector[StepOutput] step(WorkSpan work, int32_t n_passes) except +translate_error
         void decode(TokenSpan tokens, TokenSpan sequences, FlagSpan wanted) except +translate_error
         FloatSpan logits() const

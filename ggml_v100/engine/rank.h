@@ -26,21 +26,25 @@ struct Ubatch {
 
 class Rank : public SequenceBytes {
  public:
-  // shapes: TextModel::kv_shapes() with their types. Throws OutOfMemory, InvalidArgument.
+  // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. Throws OutOfMemory,
+  // InvalidArgument.
   Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-       int32_t n_pages, int32_t n_state_slots);
+       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots);
 
   const TextModel& text() const { return text_; }
   Ops& ops() const { return *ops_; }
 
   size_t page_bytes() const override { return page_bytes_; }
   std::byte* page(PageId id) const { return kv_.data() + static_cast<size_t>(id) * page_bytes_; }
-  size_t kv_bytes() const { return kv_.size(); }
+  size_t window_page_bytes() const override { return window_page_bytes_; }
+  std::byte* window_page(PageId id) const { return window_kv_.data() + static_cast<size_t>(id) * window_page_bytes_; }
 
   size_t state_bytes() const override { return static_cast<size_t>(state_values_) * sizeof(float); }
   std::byte* state(int32_t slot) const { return states_.data() + static_cast<size_t>(slot) * state_bytes(); }
   void read_page(PageId id, std::byte* to) const override;
   void write_page(PageId id, const std::byte* from) const override;
+  void read_window_page(PageId id, std::byte* to) const override;
+  void write_window_page(PageId id, const std::byte* from) const override;
   void read_state(int32_t slot, std::byte* to) const override;
   void write_state(int32_t slot, const std::byte* from) const override;
 
@@ -50,9 +54,9 @@ class Rank : public SequenceBytes {
  private:
   const TextModel& text_;
   std::unique_ptr<Ops> ops_;
-  size_t page_bytes_ = 0;
+  size_t page_bytes_ = 0, window_page_bytes_ = 0;
   int64_t state_values_ = 0;
-  Buffer kv_;  // [pages][layers] page of layer
+  Buffer kv_, window_kv_;  // [pages][layers] page of layer
   std::vector<KvLayer> kv_layers_;
   Buffer states_;  // [slots][records]
   std::vector<StateRecords> records_;

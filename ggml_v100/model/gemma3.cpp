@@ -63,6 +63,7 @@ class Gemma3 final : public Decoder {
  public:
   Gemma3(Hyperparameters hyperparameters, GemmaHyperparameters gemma, const WeightLoader& weights);
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
+  std::vector<KvShape> kv_shapes() const override;
   int32_t sliding_window() const override { return gemma_.sliding_window; }
 
  protected:
@@ -97,6 +98,12 @@ Gemma3::Gemma3(Hyperparameters hyperparameters, GemmaHyperparameters gemma, cons
   constexpr int32_t k27bLayers = 62;
   const int32_t scaled_by = hp_.layers == k27bLayers ? hp_.hidden / hp_.heads[0] : hp_.head_dim_k;
   attention_scale_ = 1.0f / std::sqrt(static_cast<float>(scaled_by));
+}
+
+std::vector<KvShape> Gemma3::kv_shapes() const {
+  std::vector<KvShape> shapes = Decoder::kv_shapes();
+  for (size_t layer = 0; layer < shapes.size(); ++layer) shapes[layer].is_windowed = blocks_[layer].is_windowed;
+  return shapes;
 }
 
 // Of the layers that see everything, then of the windowed ones, whose positions are never scaled.

@@ -20,6 +20,7 @@ struct KvShape {
   int32_t kv_heads = 0;
   int32_t head_dim_k = 0;  // multiples of 32 for the quantised types
   int32_t head_dim_v = 0;
+  bool is_windowed = false;  // read within a sliding window only
 };
 
 // One layer's pages: page p starts at pages + p * page_stride_bytes. The layout inside a page belongs to the backend; a

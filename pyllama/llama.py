@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pyllama import _engine
 from pyllama.chat_template import ChatTemplate, template_from_metadata, without_duplicate_special
+from pyllama.checkpoints import checkpoint_rule
 from pyllama.completion import (
     CompletionRequest,
     DrawnToken,
@@ -37,6 +38,7 @@ from pyllama.completion import (
 from pyllama.completion_types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
 from pyllama.errors import InvalidArgument
 from pyllama.gguf.split_set import check_parts
+from pyllama.host_memory import MEBIBYTE, default_cache_bytes
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -74,6 +76,11 @@ class Llama:
     last_n_tokens_size: tokens that the repeat, presence and frequency penalties look back at.
     chat_format: name or Jinja source of a chat template that replaces the one in the file.
     type_k, type_v: type of the KV cache, as name (``"q8_0"``) or GGUF type id; None is f16.
+    cache_ram: MiB of host memory for prompts that the sequence no longer holds, and for the states of recurrent models;
+    -1: no limit. None: nothing for a model that only attends, which keeps what two calls in a row have in common
+    without it; for a recurrent one up to 8192, at most a quarter of the memory to be had.
+    ctx_checkpoints: most states of a recurrent model that are kept of one text. Its sequence cannot be cut back, so an
+    edited text goes on from the last state before the edit.
     n_gpu_layers, split_mode, main_gpu, tensor_split, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload,
     swa_full, no_perf, numa: accepted; they do not change results, and there is nothing for them to do on the CPU.
 
@@ -132,6 +139,8 @@ class Llama:
         tokenizer: object | None = None,
         type_k: int | str | None = None,
         type_v: int | str | None = None,
+        cache_ram: int | None = None,
+        ctx_checkpoints: int = 32,
         spm_infill: bool = False,
         verbose: bool = True,
     ) -> None:
@@ -192,16 +201,31 @@ class Llama:
             "thread_poll": thread_poll,
         }
         n_ctx = read_count("n_ctx", n_ctx)
+        n_checkpoints = read_count("ctx_checkpoints", ctx_checkpoints)
+        cache_mib = None if cache_ram is None else read_count("cache_ram", cache_ram, at_least=-1)
         check_parts(Path(self.model_path))
         model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
-            engine = _engine.Engine(model, n_ctx=n_ctx or model.n_ctx_train, **engine_options)
+            cache_bytes = _cache_bytes(cache_mib, is_recurrent=model.is_recurrent)
+            keeps_states = model.is_recurrent and cache_bytes != 0 and n_checkpoints > 0
+            engine = _engine.Engine(
+                model,
+                n_ctx=n_ctx or model.n_ctx_train,
+                cache_bytes=cache_bytes,
+                n_checkpoints=n_checkpoints,
+                **engine_options,
+            )
             on_error.callback(engine.close)
             self._n_vocab, self._n_ctx, self._n_embd = model.n_vocab, engine.n_ctx, model.n_embd
-            self._sequence = TokenSequence(model, engine, keep_all_logits=bool(logits_all))
+            self._sequence = TokenSequence(
+                model,
+                engine,
+                keep_all_logits=bool(logits_all),
+                checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
+            )
             on_error.pop_all()
 
     @classmethod
@@ -322,7 +346,7 @@ class Llama:
     def reset(self) -> None:
         """Forget the sequence."""
         with self._call() as sequence:
-            sequence.truncate(0)
+            sequence.clear()
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Append `tokens` to the sequence; keep the logits of the last one (with ``logits_all``, of each) in `scores`.
@@ -711,6 +735,13 @@ class Llama:
     def __del__(self) -> None:
         if hasattr(self, "_queue"):  # not there when the constructor refused its arguments
             self.close()
+
+
+def _cache_bytes(mebibytes: int | None, *, is_recurrent: bool) -> int:
+    """The engine's budget for the argument `cache_ram`; -1: no limit."""
+    if mebibytes is None:
+        return default_cache_bytes() if is_recurrent else 0
+    return mebibytes * MEBIBYTE if mebibytes >= 0 else -1
 
 
 def _only_tokens(

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyllama import _engine
+from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
 from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
 from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.llama_state import LlamaState, LogitsRows
@@ -20,12 +21,23 @@ SEQUENCE = 0  # the id of the only sequence of the engine
 
 
 class TokenSequence:
-    """Drives an engine of one sequence. One thread at a time; the queue of the `Llama` object sees to that."""
+    """Drives an engine of one sequence. One thread at a time; the queue of the `Llama` object sees to that.
 
-    def __init__(self, model: _engine.Model, engine: _engine.Engine, *, keep_all_logits: bool) -> None:
+    checkpoints: where states are kept, for models whose sequence cannot be cut back; None for others.
+    """
+
+    def __init__(
+        self,
+        model: _engine.Model,
+        engine: _engine.Engine,
+        *,
+        keep_all_logits: bool,
+        checkpoints: CheckpointRule | None = None,
+    ) -> None:
         self._model = model
         self._engine: _engine.Engine | None = engine
         self._keep_all_logits = keep_all_logits
+        self._checkpoints = checkpoints
         self._sampling: tuple[SamplingOptions, _engine.Sampler, int] | None = (
             None  # of `sample`; the tokens it has accepted
         )
@@ -34,6 +46,7 @@ class TokenSequence:
         self.is_closing = False
         self.tokens: list[int] = []
         self.rows = LogitsRows(self.n_vocab)
+        self._planned: list[int] = []  # lengths at which the state is kept while a prompt is computed
 
     @property
     def engine(self) -> _engine.Engine:
@@ -60,14 +73,46 @@ class TokenSequence:
             self.truncate(length)
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens. The generator of `sample` starts anew."""
+        """Keep the first `length` tokens. The generator of `sample` starts anew.
+
+        A recurrent state that cannot be had for that length is computed again from the last one before it.
+        """
+        kept = self.tokens[:length]
         if length:
-            self.engine.truncate(SEQUENCE, length)
+            self.reuse(kept, length)
+            self._append(kept[len(self.tokens) :])
         else:
-            self.engine.clear(SEQUENCE)
-        del self.tokens[length:]
-        self.rows.truncate(length)
+            self.clear()
         self.forget_sampler()
+
+    def clear(self) -> None:
+        self.engine.clear(SEQUENCE)
+        self.tokens = []
+        self.rows.truncate(0)
+        self.forget_sampler()
+
+    def reuse(self, tokens: list[int], most: int) -> None:
+        """The sequence becomes the longest known beginning of `tokens`, of at most `most` tokens.
+
+        Where all logits are kept, known is only what this sequence has computed itself.
+        """
+        n_common = min(_common_prefix(self.tokens, tokens), most)
+        most = n_common if self._keep_all_logits else most
+        if n_common < len(self.tokens):
+            self.forget_sampler()
+        # Ours go first: whatever interrupts the call, both sides then agree up to the shorter length.
+        del self.tokens[n_common:]
+        self.rows.truncate(n_common)
+        length = self.engine.reuse_prefix(SEQUENCE, tokens, most).length
+        self.tokens = tokens[:length]
+        self.rows.truncate(min(n_common, length))
+        self.rows.truncate(length)
+
+    def release(self) -> None:
+        """As `clear`, but what the sequence held is kept in the engine's host memory, for later prompts."""
+        del self.tokens[:]
+        self.engine.release(SEQUENCE)
+        self.clear()
 
     def forget_sampler(self) -> None:
         self._sampling = None
@@ -77,17 +122,20 @@ class TokenSequence:
     def evaluate(self, tokens: list[int]) -> None:
         """Append `tokens`; keep the logits of the last one, or of all. Raises `ContextFull` before computing."""
         self._require_room(len(tokens))
-        for chunk, is_last in _chunks(tokens, self.engine.n_batch):
+        self._append(tokens)
+
+    def _append(self, tokens: list[int]) -> None:
+        for chunk, is_last in self._chunks(tokens):
             flags = [self._keep_all_logits] * len(chunk)
             flags[-1] = flags[-1] or is_last
             self._keep(self._decode(chunk, flags), [index for index, flag in enumerate(flags, -len(chunk)) if flag])
 
     def score(self, tokens: list[int], n_top: int) -> list[DrawnToken]:
         """`tokens` as the whole sequence, each with its probability after those before it. Logits are dropped early."""
-        self.truncate(0)
+        self.release()
         self._require_room(len(tokens))
         scored = [DrawnToken(tokens[0])]
-        for chunk, _ in _chunks(tokens, self.engine.n_batch):
+        for chunk, _ in self._chunks(tokens):
             first = len(self.tokens)
             logits = self._decode(chunk, [True] * len(chunk))
             followers = tokens[first + 1 : first + 1 + len(chunk)]
@@ -105,9 +153,9 @@ class TokenSequence:
             raise InvalidArgument("there are no tokens to continue: call eval first")
         last = len(self.tokens) - 1
         if last not in self.rows:
-            token, sampling = self.tokens[last], self._sampling
-            self.truncate(last)
-            self.evaluate([token])
+            tokens, sampling = list(self.tokens), self._sampling
+            self.reuse(tokens, last)
+            self.evaluate(tokens[len(self.tokens) :])
             self._sampling = sampling
         return self.rows[last]
 
@@ -115,8 +163,31 @@ class TokenSequence:
         """Append `chunk`; the logits of the flagged rows, `[flagged, n_vocab]`."""
         engine = self.engine
         engine.decode(chunk, logits=flags)
-        self.tokens += chunk
+        self._on_appended(chunk)
         return engine.logits() if any(flags) else np.empty((0, self.n_vocab), np.float32)
+
+    def _chunks(self, tokens: list[int]) -> Iterator[tuple[list[int], bool]]:
+        """Parts of at most n_batch tokens that end where a state is to be kept, and whether it is the last one."""
+        size, end = self.engine.n_batch, len(tokens)
+        first = len(self.tokens)
+        cuts = self._planned = self._checkpoints.positions(tokens, first) if self._checkpoints and end > 1 else []
+        self._keep_state()
+        start = 0
+        while start < end:
+            stop = min([start + size, end, *(cut - first for cut in cuts if cut - first > start)])
+            yield tokens[start:stop], stop == end
+            start = stop
+
+    def _on_appended(self, chunk: list[int]) -> None:
+        self.tokens += chunk
+        if self._checkpoints is not None and len(chunk) == 1 and len(self.tokens) % PAGE_TOKENS == 0:
+            self.engine.checkpoint(SEQUENCE)
+        else:
+            self._keep_state()
+
+    def _keep_state(self) -> None:
+        if len(self.tokens) in self._planned:
+            self.engine.checkpoint(SEQUENCE)
 
     def _keep(self, logits: NDArray[np.float32], offsets: Sequence[int]) -> None:
         """Rows of tokens counted from the end of the sequence (negative)."""
@@ -163,19 +234,14 @@ class TokenSequence:
         The engine draws by itself unless somebody wants to see logits.
         """
         self.reconcile()
-        keep = len(self.tokens)
-        if reset:
-            keep = max(min(_common_prefix(self.tokens, tokens), len(tokens) - 1), 0)
-            tokens = tokens[keep:]
-        if not tokens and not reset and keep:  # go on right after the sequence: its last token is computed again
-            keep -= 1
-            tokens = self.tokens[keep:]
-        if not tokens:
+        wanted = list(tokens) if reset else [*self.tokens, *tokens]
+        if not wanted:
             raise InvalidArgument("there are no tokens to continue")
         sampler = self._sampler(options, seed)
-        if keep < len(self.tokens):
-            self.truncate(keep)
-        sampler.accept([*self.tokens, *tokens])
+        if reset or not tokens:  # the last token's row is drawn from: it is computed, maybe again
+            self.reuse(wanted, len(wanted) - 1)
+        tokens = wanted[len(self.tokens) :]
+        sampler.accept(wanted)
 
         draw = self._draw_from_logits if processors or criteria or self._keep_all_logits else self._draw_in_engine
         while True:
@@ -193,10 +259,10 @@ class TokenSequence:
         # The engine computes probabilities only when it is asked for at least one alternative.
         n_top = 0 if n_probs is None else max(n_probs, 1)
         outputs: list[_engine.StepOutput] = []
-        for chunk, is_last in _chunks(tokens, self.engine.n_batch):
+        for chunk, is_last in self._chunks(tokens):
             work = _engine.Work(SEQUENCE, chunk, sampler, n_top) if is_last else _engine.Work(SEQUENCE, chunk)
             outputs = self.engine.step([work])
-            self.tokens += chunk
+            self._on_appended(chunk)
             self._keep(np.empty((0, self.n_vocab), np.float32), ())
         drawn = outputs[0]
         if n_probs is None:
@@ -231,7 +297,7 @@ class TokenSequence:
 
     def load(self, state: LlamaState) -> None:
         """Raises `InvalidArgument` for a state that does not belong here; the sequence is then empty."""
-        self.truncate(0)
+        self.release()
         try:
             self.engine.load_sequence(SEQUENCE, state.llama_state)
             held = self.engine.length(SEQUENCE)
@@ -242,12 +308,6 @@ class TokenSequence:
             raise
         self.tokens = list(state.input_ids)
         self.rows.extend(len(self.tokens), {}, keep_others=False)
-
-
-def _chunks(tokens: list[int], size: int) -> Iterator[tuple[list[int], bool]]:
-    """Parts of at most `size` tokens, and whether it is the last one."""
-    for start in range(0, len(tokens), size):
-        yield tokens[start : start + size], start + size >= len(tokens)
 
 
 def _common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
+from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
+from pyllama.errors import ContextFull, PyllamaError
 from pyllama.server import scheduler
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
@@ -23,12 +24,11 @@ from pyllama.server.metrics import Totals
 from pyllama.server.prompt_scores import score_rows
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.scheduler import Chunk, SequenceState, Waiting
-from pyllama.server.slots import Slot, choose_slot, common_prefix
+from pyllama.server.slot_memory import SlotMemory
+from pyllama.server.slots import Slot, choose_slot
 
 log = logging.getLogger("pyllama.server.slot")
 
-# kPageTokens of the engine, which is imported only when the server listens already.
-PAGE_TOKENS = 256
 # Tokens that come within a sixtieth of a second look simultaneous.
 STEP_SECONDS = 1 / 60
 
@@ -43,6 +43,7 @@ class LoopSettings:
     max_passes: while every sequence generates and nothing waits, up to that many tokens of each are drawn in one engine
     step, as long as the step lasts no longer than `STEP_SECONDS`: on a small model the work between two steps would
     otherwise cost several per cent.
+    checkpoints: where states are kept, for models whose sequences cannot be cut back (these take max_passes 1).
     """
 
     n_slots: int
@@ -52,6 +53,7 @@ class LoopSettings:
     mixes_prompts: bool = True
     max_queue: int = 1024
     max_passes: int = 1
+    checkpoints: CheckpointRule | None = None
 
 
 class EngineLoop:
@@ -70,6 +72,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
+        self.memory = SlotMemory(engine, self.slots, settings.checkpoints)
         self.totals = Totals()
         self._engine = engine
         self._settings = settings
@@ -85,7 +88,6 @@ class EngineLoop:
         self._waiting: list[list[Generation]] = []
         self._events: list[Event] = []
         self._n_arrivals = 0
-        self._n_uses = 0
         self._has_stepped = True  # since the last time that a sequence gave way
         self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
@@ -132,35 +134,6 @@ class EngineLoop:
             self._condition.notify()
         return future
 
-    def save_slot(self, slot: Slot) -> tuple[list[int], bytes]:
-        """For `on_idle_slot`: the tokens that a slot holds, and their state."""
-        return list(slot.tokens), self._engine.save_sequence(slot.id)
-
-    def restore_slot(self, slot: Slot, tokens: list[int], state: bytes) -> None:
-        """For `on_idle_slot`: the slot holds `tokens` with their state; after an error (`PyllamaError`) it is empty.
-
-        Other idle slots forget their tokens when the pool is full.
-        """
-        self.erase_slot(slot)
-        while True:
-            try:
-                self._engine.load_sequence(slot.id, state)
-                break
-            except ContextFull:
-                if not self._drop_idle_cache():
-                    raise
-        if self._engine.length(slot.id) != len(tokens):
-            self._engine.clear(slot.id)
-            raise InvalidArgument(f"the state is not that of {len(tokens)} tokens")
-        slot.tokens = tokens
-        self._mark_used(slot)
-
-    def erase_slot(self, slot: Slot) -> int:
-        """For `on_idle_slot`: the number of tokens that the slot forgets."""
-        n_tokens = len(slot.tokens)
-        self._clear(slot)
-        return n_tokens
-
     @property
     def is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -204,14 +177,9 @@ class EngineLoop:
         self._admit()
         self._flush()  # streams begin before the first step, which may be long
         self._score_prompt()
-        states = self._states()
-        if any(state.is_blocked for state in states):
-            # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
-            free_tokens = self._engine.free_tokens() if self._has_stepped else 0
-            for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS):
-                self.slots[slot_id].generation.is_blocked = False
-            states = self._states()
-        plan = scheduler.plan_step(states, self._n_batch, mixes_prompts=self._settings.mixes_prompts)
+        self._resume_blocked()
+        self._start_children()
+        plan = scheduler.plan_step(self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts)
         if plan:
             self._step(plan)
         self._flush()
@@ -295,9 +263,9 @@ class EngineLoop:
         generation.slot_id = slot.id
         generation.sampler.accept(generation.tokens)
         if generation.waits_for_parent:
-            self._clear(slot)
+            self.memory.forget(slot)
         else:
-            self._reuse_prefix(generation, slot)
+            generation.reuse = self._reuse_prefix(generation, slot)
         generation.start(self._clock(), len(slot.tokens))
         log.info(
             "slot %2d | task %d | processing task, is_child = %d",
@@ -308,30 +276,40 @@ class EngineLoop:
         self._events.append(Started(generation))
         self._report_progress(generation, len(slot.tokens))
 
-    def _reuse_prefix(self, generation: Generation, slot: Slot) -> None:
-        """Keep, or share from another slot, the longest known prefix of the prompt, but never its last token."""
+    def _reuse_prefix(self, generation: Generation, slot: Slot) -> Any:
+        """Begin with what is known of the tokens, unless the request wants them computed; the engine's answer."""
         if not generation.params.cache_prompt or generation.is_scoring:
-            self._clear(slot)
-            return
-        prompt = generation.tokens
-        best, length = slot, common_prefix(slot.tokens, prompt)
-        for other in self.slots:
-            if other is not slot and (n := common_prefix(other.tokens, prompt)) > length:
-                best, length = other, n
-        length = min(length, len(prompt) - 1)
-        if length == 0:
-            self._clear(slot)
-        elif best is slot:
-            self._engine.truncate(slot.id, length)
-            del slot.tokens[length:]
-        else:
-            self._engine.fork(best.id, slot.id, length)
-            slot.tokens = prompt[:length]
+            self.memory.forget(slot)
+            return None
+        found = self.memory.reuse(slot, generation.tokens)
+        self.memory.plan_checkpoints(slot, generation.prompt)
+        if found is not None:
+            log.debug(
+                "slot %2d | task %d | prefix reuse: n_past = %d of %d, known = %d, source = %s, checkpoint = %d, "
+                "limit = %s; states will be kept at %s",
+                slot.id,
+                generation.age,
+                found.length,
+                generation.n_prompt,
+                found.matched,
+                found.source,
+                found.checkpoint,
+                found.limit or "none",
+                slot.checkpoints,
+            )
+        return found
 
-    def _clear(self, slot: Slot) -> None:
-        if slot.tokens:
-            self._engine.clear(slot.id)
-            slot.tokens = []
+    def _resume_blocked(self) -> None:
+        """Sequences that gave way go on when there is room, with what host memory kept of them."""
+        if not any(slot.generation is not None and slot.generation.is_blocked for slot in self.slots):
+            return
+        states = self._states()
+        # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
+        free_tokens = self._engine.free_tokens() if self._has_stepped else 0
+        for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS):
+            slot = self.slots[slot_id]
+            self._reuse_prefix(slot.generation, slot)
+            slot.generation.on_resumed(len(slot.tokens))
 
     # ---- one step
 
@@ -344,8 +322,27 @@ class EngineLoop:
                 if generation.waits_for_parent or (generation.is_scoring and not generation.is_blocked):
                     n_pending = 0
                 is_generating = n_pending == 1 and generation.n_decoded > 0
-                states.append(SequenceState(slot.id, generation.age, n_pending, is_generating, generation.is_blocked))
+                states.append(
+                    SequenceState(
+                        slot.id,
+                        generation.age,
+                        n_pending,
+                        is_generating,
+                        generation.is_blocked,
+                        self._tokens_until_cut(slot),
+                    )
+                )
         return states
+
+    def _tokens_until_cut(self, slot: Slot) -> int:
+        """Tokens up to the next checkpoint or the point where children take over the prompt; 0: none ahead."""
+        n_held = len(slot.tokens)
+        if n_held >= slot.generation.n_prompt:
+            return 0
+        cuts = slot.checkpoints
+        if any(child.waits_for_parent for child in slot.generation.children):
+            cuts = [*cuts, slot.generation.n_prompt - 1]
+        return min((position for position in cuts if position > n_held), default=n_held) - n_held
 
     def _step(self, plan: list[Chunk]) -> None:
         works = []
@@ -384,11 +381,11 @@ class EngineLoop:
             slot = self.slots[chunk.slot]
             generation = slot.generation
             slot.tokens += work.tokens
+            if generation.params.cache_prompt and generation.parent is None:
+                self.memory.keep_state(slot, is_generating=generation.n_decoded > 0)
             if generation.n_decoded == 0:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
-                if chunk.draws:
-                    self._start_children(generation, slot)
             if chunk.draws and self._take(generation, next(drawn), now):
                 finished.append(slot)
         for _ in range(1, n_passes):
@@ -472,15 +469,18 @@ class EngineLoop:
             time_ms = (generation.t_prompt_end - generation.t_start) * 1e3
             self._events.append(Progress(generation, n_tokens, time_ms, timings))
 
-    def _start_children(self, parent: Generation, slot: Slot) -> None:
+    def _start_children(self) -> None:
         """Children get the parent's prompt but for its last token, which each of them runs with its own sampler."""
-        for child in parent.children:
-            target = self.slots[child.slot_id]
-            if child.n_prompt > 1:
-                self._engine.fork(slot.id, target.id, child.n_prompt - 1)
-                target.tokens = child.tokens[: child.n_prompt - 1]
-            child.waits_for_parent = False
-            child.start(self._clock(), len(target.tokens))
+        for slot in self.slots:
+            parent = slot.generation
+            if parent is None or not parent.children or len(slot.tokens) < parent.n_prompt - 1:
+                continue
+            for child in parent.children:
+                if child.waits_for_parent:
+                    target = self.slots[child.slot_id]
+                    self.memory.share(slot, target, parent.n_prompt - 1)
+                    child.waits_for_parent = False
+                    child.start(self._clock(), len(target.tokens))
 
     def _finish(self, slot: Slot) -> None:
         generation = slot.generation
@@ -520,19 +520,16 @@ class EngineLoop:
     def _release(self, slot: Slot) -> None:
         generation, slot.generation = slot.generation, None
         generation.is_done = True
-        self._mark_used(slot)
+        slot.checkpoints = []
+        self.memory.mark_used(slot)
         if generation.parent is not None:
-            self._clear(slot)
-
-    def _mark_used(self, slot: Slot) -> None:
-        self._n_uses += 1
-        slot.last_used = self._n_uses
+            self.memory.clear(slot)
 
     # ---- when things go wrong
 
     def _make_room(self, plan: list[Chunk]) -> None:
         """The pool has no pages for a plan: an idle slot forgets its tokens, else the newest sequence gives way."""
-        if self._drop_idle_cache():
+        if self.memory.drop_idle():
             return
         planned = {chunk.slot for chunk in plan}
         candidates = [
@@ -549,19 +546,9 @@ class EngineLoop:
         log.warning(
             "slot %2d | the KV pool is full: the newest request waits, n_tokens = %d", victim.id, len(victim.tokens)
         )
-        self._clear(victim)
+        self.memory.forget(victim)
         victim.generation.on_preempted()
         self._has_stepped = False
-
-    def _drop_idle_cache(self) -> bool:
-        """The least recently used idle slot forgets its tokens; False when no idle slot holds any."""
-        held = [slot for slot in self.slots if slot.generation is None and slot.tokens]
-        if not held:
-            return False
-        victim = min(held, key=lambda slot: slot.last_used)
-        log.info("slot %2d | the cache is dropped to make room, n_tokens = %d", victim.id, len(victim.tokens))
-        self._clear(victim)
-        return True
 
     def _fail_plan(self, plan: list[Chunk], error: PyllamaError) -> None:
         """A step failed as a whole: what it ran is in an unknown state and ends."""
@@ -571,8 +558,7 @@ class EngineLoop:
 
     def _fail(self, slot: Slot, error: Exception) -> None:
         generation = slot.generation
-        self._engine.clear(slot.id)
-        slot.tokens = []
+        self.memory.clear(slot)
         self._events.append(Failed(generation, error))
         for child in generation.children:
             if child.waits_for_parent and not child.is_done:

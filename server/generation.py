@@ -128,6 +128,7 @@ class Generation:
         "prompt_records",
         "records",
         "request",
+        "reuse",
         "sampler",
         "slot_id",
         "stop_type",
@@ -167,6 +168,7 @@ class Generation:
         self.records: list[ProbabilityRecord] = []
         self.prompt_records: list[ProbabilityRecord] = []  # of the prompt tokens after the first
         self.slot_id = -1
+        self.reuse: Any = None  # the engine's PrefixReuse of the prompt; None when no reuse was tried
         self.is_blocked = False
         self.is_done = False
         self.waits_for_parent = parent is not None
@@ -227,11 +229,17 @@ class Generation:
         self.t_prompt_end = self.t_end = now
 
     def on_preempted(self) -> None:
-        """The slot lost its tokens; they are computed again later, with the same result."""
+        """The slot lost its tokens; what cannot be had back is computed again later, with the same result."""
         self.is_blocked = True
         if self.n_decoded == 0:
-            self.n_cached = self.n_prompt_done = 0
             self.prompt_records.clear()
+
+    def on_resumed(self, n_held: int) -> None:
+        """The slot holds `n_held` tokens again. Those of the prompt that others computed count as cached."""
+        self.is_blocked = False
+        if self.n_decoded == 0:
+            self.n_cached = min(self.n_cached, n_held) + max(0, n_held - self.n_prompt_done)
+            self.n_prompt_done = n_held
 
     def on_token(self, token: int, value: float, top: Sequence[tuple[int, float]], now: float) -> TokenText:
         """Take in one sampled token; sets `is_done` and the stop fields when it was the last."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pyllama.server.engine_loop import PAGE_TOKENS, EngineLoop
+from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
+from pyllama.host_memory import MEBIBYTE, default_cache_bytes
+from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.request_fields import SAMPLER_NAMES
@@ -89,6 +91,20 @@ def context_sizes(settings: ServerSettings, n_ctx_train: int) -> tuple[int, int]
     return total, per_slot
 
 
+def cache_budget(settings: ServerSettings) -> int:
+    """Bytes of host memory for prompts that no slot holds any more and for states; -1: no limit. Logged."""
+    if settings.cache_ram is None:
+        budget = default_cache_bytes()
+        log.info("prompt cache: at most %d MiB of host memory (--cache-ram changes that)", budget // MEBIBYTE)
+    elif settings.cache_ram < 0:
+        budget = -1
+        log.info("prompt cache: no limit on host memory")
+    else:
+        budget = settings.cache_ram * MEBIBYTE
+        log.info("prompt cache: at most %d MiB of host memory%s", settings.cache_ram, "" if budget else ", it is off")
+    return budget
+
+
 # `general.sampling.*` key -> field; used where the user did not give the option.
 SAMPLING_KEYS = {
     "top_k": "top_k",
@@ -139,6 +155,12 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     )
     metadata = model.metadata
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
+    cache_bytes = cache_budget(settings)
+    keeps_states = model.is_recurrent and cache_bytes != 0 and settings.n_checkpoints > 0
+    if model.is_recurrent and not keeps_states:
+        log.warning(
+            "without --cache-ram and --ctx-checkpoints a changed prompt of this model is computed from its beginning"
+        )
     engine = Engine(
         model,
         n_ctx=n_ctx,
@@ -149,6 +171,8 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         n_threads_batch=settings.n_threads_batch,
         type_k=settings.type_k,
         type_v=settings.type_v,
+        cache_bytes=cache_bytes,
+        n_checkpoints=settings.n_checkpoints,
         **settings.threads,
         **settings.rope,
     )
@@ -174,7 +198,8 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_batch=settings.n_batch,
             similarity=settings.slot_prompt_similarity,
             mixes_prompts=settings.cont_batching,
-            max_passes=MAX_PASSES,
+            max_passes=1 if model.is_recurrent else MAX_PASSES,
+            checkpoints=checkpoint_rule(tokenizer, settings.checkpoint_min_step) if keeps_states else None,
         ),
         make_work=Work,
         deliver=deliver,

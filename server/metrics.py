@@ -6,8 +6,10 @@ names here are a contract (`n_tokens_max` is a counter without it). A test reads
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -33,6 +35,7 @@ class Snapshot:
     since: Totals  # totals at the previous scrape
     requests_processing: int
     requests_deferred: int
+    cache: Any  # pyllama._engine.CacheUsage
 
 
 def _rate(amount: float, seconds: float) -> float:
@@ -85,6 +88,23 @@ METRICS: tuple[tuple[str, str, str, Callable[[Snapshot], float]], ...] = (
         "Busy slots per engine step, on average.",
         lambda s: _rate(s.totals.n_busy_slots, s.totals.n_decode),
     ),
+    # llama-server has none of these.
+    (
+        "prompt_cache_limit_bytes",
+        "gauge",
+        "Host memory that the prompt cache may take.",
+        lambda s: math.inf if s.cache.budget < 0 else s.cache.budget,
+    ),
+    ("prompt_cache_bytes", "gauge", "Host memory that the prompt cache takes.", lambda s: s.cache.used),
+    ("prompt_cache_kv_bytes", "gauge", "Thereof KV pages.", lambda s: s.cache.kv_bytes),
+    ("prompt_cache_checkpoint_bytes", "gauge", "Thereof recurrent states.", lambda s: s.cache.checkpoint_bytes),
+    ("prompt_cache_checkpoints", "gauge", "Recurrent states in the prompt cache.", lambda s: s.cache.n_checkpoints),
+    (
+        "prompt_cache_evicted_total",
+        "counter",
+        "Entries that the prompt cache dropped to make room.",
+        lambda s: s.cache.n_evicted,
+    ),
 )
 
 
@@ -93,6 +113,6 @@ def render(snapshot: Snapshot) -> str:
     lines: list[str] = []
     for name, kind, help_text, value_of in METRICS:
         value = value_of(snapshot)
-        number = str(value) if isinstance(value, int) else f"{value:.9g}"
+        number = "+Inf" if value == math.inf else str(value) if isinstance(value, int) else f"{value:.9g}"
         lines += [f"# HELP llamacpp:{name} {help_text}", f"# TYPE llamacpp:{name} {kind}", f"llamacpp:{name} {number}"]
     return "\n".join(lines) + "\n"

@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 
 class SequenceState(NamedTuple):
-    """One busy slot. `n_pending`: tokens known but not yet in the engine; 0 while it waits for its parent's prompt."""
+    """One busy slot. `n_pending`: tokens known but not yet in the engine; 0 while it waits for its parent's prompt.
+
+    n_until_cut: tokens after which a step must end, because the state there is wanted; 0: none.
+    """
 
     slot: int
     age: int
     n_pending: int
     is_generating: bool  # the one pending token is the last sampled one
     is_blocked: bool = False  # gave its memory away; all its tokens are pending
+    n_until_cut: int = 0
 
 
 class Chunk(NamedTuple):
@@ -48,7 +52,7 @@ def plan_step(sequences: Sequence[SequenceState], n_batch: int, *, mixes_prompts
     for s in sorted(_startable_prompts(sequences), key=lambda s: s.age):
         if room <= 0:
             break
-        n_tokens = min(s.n_pending, room)
+        n_tokens = min(s.n_pending, room, s.n_until_cut or room)
         chunks.append(Chunk(s.slot, n_tokens, n_tokens == s.n_pending))
         room -= n_tokens
     return chunks

@@ -53,6 +53,9 @@ class ServerSettings:
     rope: Mapping[str, Any] = field(default_factory=dict)
     cont_batching: bool = True
     slot_prompt_similarity: float = 0.1
+    cache_ram: int | None = None  # MiB; -1: no limit, None: as the memory of the machine allows
+    n_checkpoints: int = 32
+    checkpoint_min_step: int = 8192
     n_predict: int = -1
     shows_special: bool = False
     chat_template: str = ""
@@ -141,6 +144,9 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         rope=rope_arguments(options),
         cont_batching=options.cont_batching,
         slot_prompt_similarity=options.slot_prompt_similarity,
+        cache_ram=options.cache_ram if "cache_ram" in given else None,
+        n_checkpoints=max(0, options.ctx_checkpoints),
+        checkpoint_min_step=options.checkpoint_min_step,
         n_predict=options.n_predict,
         shows_special=options.special,
         chat_template=options.chat_template,

@@ -24,7 +24,7 @@ import xxhash
 from pyllama.errors import PyllamaError
 
 MAGIC = b"V100SLOT"
-VERSION = 1
+VERSION = 2  # 2: states bring their checkpoints along
 _PREFIX = struct.Struct("<8sII")
 _DIGEST_BYTES = 16
 _PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f/\\:*?\"<>|\ud800-\udfff]+")

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 class Slot:
     """One sequence of the engine. Changed by the engine thread only; others may read."""
 
-    __slots__ = ("generation", "id", "last_generation", "last_used", "tokens")
+    __slots__ = ("checkpoints", "generation", "id", "last_generation", "last_used", "tokens")
 
     def __init__(self, slot_id: int) -> None:
         self.id = slot_id
         self.tokens: list[int] = []  # exactly what the engine's sequence holds
+        self.checkpoints: list[int] = []  # lengths at which the state is to be kept while the prompt is computed
         self.generation: Generation | None = None  # who is being served
         self.last_generation: Generation | None = None  # the same, kept after its end for display
         self.last_used = 0  # number of the release or restore, for least-recently-used order

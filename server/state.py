@@ -53,7 +53,7 @@ class ServerState:
         """Metrics now; the next scrape's rates count from here."""
         engine_loop = self.loaded.engine_loop
         totals = replace(engine_loop.totals)
-        snapshot = Snapshot(totals, self._scraped, engine_loop.n_busy, engine_loop.n_deferred)
+        snapshot = Snapshot(totals, self._scraped, engine_loop.n_busy, engine_loop.n_deferred, engine_loop.memory.usage)
         self._scraped = totals
         return snapshot
 

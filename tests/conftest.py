@@ -19,6 +19,7 @@ for entry in (TESTS_DIR, TESTS_DIR.parent / "scripts"):
 import fetch_demo_model  # noqa: E402  (needs the path set above)
 
 from support import model_cache  # noqa: E402
+from support.tiny_hybrid import write_tiny_hybrid  # noqa: E402
 from support.tiny_llama import write_tiny_llama  # noqa: E402
 
 # A test run in the background (`nohup`, `&` of a script) ignores Ctrl-C and so would the programs it starts, but tests
@@ -49,4 +50,12 @@ def tiny_llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random-weight F32 llama (2 layers, width 64, 300 tokens, chat template), as `write_tiny_llama` makes it."""
     path = tmp_path_factory.mktemp("models") / "tiny-llama-f32.gguf"
     write_tiny_llama(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_hybrid_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random-weight F32 qwen35 (8 layers of which 2 attend, width 64), as `write_tiny_hybrid` makes it."""
+    path = tmp_path_factory.mktemp("models") / "tiny-qwen35-f32.gguf"
+    write_tiny_hybrid(path)
     return path

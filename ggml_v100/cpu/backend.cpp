@@ -17,9 +17,8 @@
 #include "cpu/kv_page.h"
 #include "cpu/linear.h"
 #include "cpu/packed_weight.h"
+#include "cpu/recurrent.h"
 #include "ops/arena.h"
-#include "ops/causal_conv.h"
-#include "ops/delta_net.h"
 #include "ops/routing.h"
 #include "quants/decode.h"
 
@@ -78,8 +77,8 @@ class CpuOps final : public Ops {
   }
 
   Tensor linear(Tensor x, const Linear& layer) override {
-    const LinearJob job{.layer = &layer, .y = create(x.rows, layer.weight->out_features)};
-    cpu::run_linear_jobs(x, {&job, 1}, kernels_, arena_, pool_);
+    const LinearJob job = whole_job(layer, create(x.rows, layer.weight->out_features));
+    cpu::run_linear_jobs({x}, {&job, 1}, kernels_, arena_, pool_);
     return job.y;
   }
 
@@ -90,24 +89,25 @@ class CpuOps final : public Ops {
                             std::to_string(jobs.size()));
     for (size_t i = 0; i < weights.size(); ++i) {
       outputs[i] = create(x.rows, weights[i]->weight->out_features);
-      jobs[i] = {.layer = weights[i], .y = outputs[i]};
+      jobs[i] = whole_job(*weights[i], outputs[i]);
     }
-    cpu::run_linear_jobs(x, std::span(jobs).first(weights.size()), kernels_, arena_, pool_);
+    cpu::run_linear_jobs({x}, std::span(jobs).first(weights.size()), kernels_, arena_, pool_);
   }
 
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
     Tensor y = create(x.rows, gate.weight->out_features);
-    if (packed_form(gate) == packed_form(up)) {
-      const LinearJob job{.layer = &gate, .up = &up, .activation = activation, .y = y};
-      cpu::run_linear_jobs(x, {&job, 1}, kernels_, arena_, pool_);
+    if (packed(gate.weight)->form() == packed(up.weight)->form()) {
+      LinearJob job = whole_job(gate, y);
+      job.up = packed(up.weight);
+      job.up_bias = up.bias.data.get();
+      job.activation = activation;
+      cpu::run_linear_jobs({x}, {&job, 1}, kernels_, arena_, pool_);
       return y;
     }
     const size_t mark = arena_.mark();  // forms with different column units: one after the other
-    const std::array<LinearJob, 2> jobs{LinearJob{.layer = &gate, .y = y},
-                                        LinearJob{.layer = &up, .y = create(x.rows, y.features)}};
-    cpu::run_linear_jobs(x, jobs, kernels_, arena_, pool_);
-    const auto combine = activation == Activation::silu ? kernels_.silu_mul : kernels_.gelu_mul;
-    for_rows(y.rows, y.features, [&](int32_t r) { combine(y.row(r), jobs[1].y.row(r), y.row(r), y.features); });
+    const std::array<LinearJob, 2> jobs{whole_job(gate, y), whole_job(up, create(x.rows, y.features))};
+    cpu::run_linear_jobs({x}, jobs, kernels_, arena_, pool_);
+    combine(y, jobs[1].y, activation);
     arena_.release(mark);
     return y;
   }
@@ -147,25 +147,22 @@ class CpuOps final : public Ops {
   void apply_gate(Tensor x, Tensor gate) override {
     const int32_t width = x.features / gate.features;
     for_rows(x.rows, x.features, [&](int32_t r) {
-      for (int32_t i = 0; i < x.features; ++i) x.row(r)[i] *= sigmoid_f32(gate.row(r)[i / width]);
+      if (width == 1) return kernels_.sigmoid_mul(x.row(r), gate.row(r), x.features);
+      for (int32_t i = 0; i < gate.features; ++i)
+        kernels_.scale(x.row(r) + i * width, sigmoid_f32(gate.row(r)[i]), width);
     });
   }
 
   Tensor causal_conv_silu(Tensor x, const ConvWeight& w, const Rows& rows, const StateRecords& history) override {
     Tensor y = create(x.rows, x.features);
-    for (const SequenceRows& sequence : rows.sequences) causal_conv_silu_sequence(x, w, sequence, history, y);
+    cpu::run_causal_conv(x, w, rows, history, y, kernels_, pool_);
     return y;
   }
 
   Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
                    const StateRecords& memory) override {
     Tensor y = create(qkv.rows, w.value_size());
-    for (const SequenceRows& sequence : rows.sequences) {
-      DeltaNetMemory state(w, memory, sequence);
-      for (int32_t r = sequence.rows.begin; r < sequence.rows.end; ++r)
-        state.step(qkv.row(r), beta.row(r), alpha.row(r), eps, y.row(r));
-      state.store(memory, sequence);
-    }
+    cpu::run_delta_net(qkv, beta, alpha, w, eps, rows, memory, y, kernels_, arena_, pool_);
     return y;
   }
 
@@ -173,8 +170,10 @@ class CpuOps final : public Ops {
     for_rows(x.rows, x.features, [&](int32_t r) {
       for (int32_t at = 0; at < x.features; at += w.size)
         kernels_.rms_norm(x.row(r) + at, w.data.get(), x.row(r) + at, w.size, eps);
-      for (int32_t i = 0; i < x.features; ++i)
-        x.row(r)[i] *= function == GateFunction::silu ? silu_f32(gate.row(r)[i]) : sigmoid_f32(gate.row(r)[i]);
+      if (function == GateFunction::silu)
+        kernels_.silu_mul(gate.row(r), x.row(r), x.row(r), x.features);
+      else
+        kernels_.sigmoid_mul(x.row(r), gate.row(r), x.features);
     });
   }
 
@@ -191,13 +190,25 @@ class CpuOps final : public Ops {
 
   Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
                              Activation activation) override {
-    return for_experts(x, routing.used, routing, gate, [&](Tensor rows, size_t e) {
-      return gated_linear(rows, {gate.experts[e], {}}, {up.experts[e], {}}, activation);
-    });
+    Tensor y = create(routing.slots(), gate.out_features);
+    const cpu::ExpertSlots slots(routing, gate.experts.size(), routing.used);
+    if (form_of(gate) == form_of(up)) {
+      run_experts(x, slots, gate, &up, activation, y);
+      return y;
+    }
+    const size_t mark = arena_.mark();
+    const Tensor other = create(y.rows, y.features);
+    run_experts(x, slots, gate, nullptr, activation, y);
+    run_experts(x, slots, up, nullptr, activation, other);
+    combine(y, other, activation);
+    arena_.release(mark);
+    return y;
   }
 
   Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) override {
-    return for_experts(x, 1, routing, w, [&](Tensor rows, size_t e) { return linear(rows, {w.experts[e], {}}); });
+    Tensor y = create(routing.slots(), w.out_features);
+    run_experts(x, cpu::ExpertSlots(routing, w.experts.size(), 1), w, nullptr, Activation::silu, y);
+    return y;
   }
 
   Tensor mix_experts(Tensor x, const Routing& routing) override {
@@ -227,28 +238,48 @@ class CpuOps final : public Ops {
   void arena_release(size_t mark) override { arena_.release(mark); }
 
  private:
-  static PackedWeight::Form packed_form(const Linear& layer) {
-    return static_cast<const PackedWeight&>(*layer.weight).form();
+  static const PackedWeight* packed(const std::shared_ptr<const LinearWeight>& weight) {
+    return static_cast<const PackedWeight*>(weight.get());
   }
 
-  // [slots, out]: product(rows, expert) for the rows of each expert together; slot s reads row s / slots_per_row of x.
-  template <class Product>
-  Tensor for_experts(Tensor x, int32_t slots_per_row, const Routing& routing, const ExpertLinear& w,
-                     Product&& product) {
-    Tensor y = create(routing.slots(), w.experts[0]->out_features);
-    const cpu::ExpertSlots slots(routing, static_cast<int32_t>(w.experts.size()));
+  static LinearJob whole_job(const Linear& layer, Tensor y) {
+    return {.weight = packed(layer.weight), .bias = layer.bias.data.get(), .rows = {0, y.rows}, .y = y};
+  }
+
+  // Of the experts that are here; panels when none is.
+  static PackedWeight::Form form_of(const ExpertLinear& w) {
+    for (const auto& expert : w.experts)
+      if (expert != nullptr) return packed(expert)->form();
+    return PackedWeight::Form::panels;
+  }
+
+  // y = act(y) * other.
+  void combine(Tensor y, Tensor other, Activation activation) {
+    const auto kernel = activation == Activation::silu ? kernels_.silu_mul : kernels_.gelu_mul;
+    for_rows(y.rows, y.features, [&](int32_t r) { kernel(y.row(r), other.row(r), y.row(r), y.features); });
+  }
+
+  // All experts in one call: the rows of each together. y [slots, out].
+  void run_experts(Tensor x, const cpu::ExpertSlots& slots, const ExpertLinear& w, const ExpertLinear* up,
+                   Activation activation, Tensor y) {
+    std::vector<LinearJob> jobs;
+    jobs.reserve(std::min(w.experts.size(), slots.slots().size()));
     for (size_t e = 0; e < w.experts.size(); ++e) {
-      const std::span<const int32_t> mine = slots.of(e);
-      if (mine.empty()) continue;
-      const size_t mark = arena_.mark();
-      const Tensor in = create(static_cast<int32_t>(mine.size()), x.features);
-      for (int32_t i = 0; i < in.rows; ++i)
-        std::copy_n(x.row(mine[static_cast<size_t>(i)] / slots_per_row), x.features, in.row(i));
-      const Tensor out = product(in, e);
-      for (int32_t i = 0; i < out.rows; ++i) std::copy_n(out.row(i), out.features, y.row(mine[static_cast<size_t>(i)]));
-      arena_.release(mark);
+      const RowRange mine = slots.of(e);
+      if (mine.begin == mine.end) continue;
+      if (w.experts[e] == nullptr) {
+        for (int32_t i = mine.begin; i < mine.end; ++i)
+          std::fill_n(y.row(slots.slots()[static_cast<size_t>(i)]), y.features, 0.0f);
+        continue;
+      }
+      jobs.push_back({.weight = packed(w.experts[e]),
+                      .up = up == nullptr ? nullptr : packed(up->experts[e]),
+                      .activation = activation,
+                      .rows = mine,
+                      .y = y,
+                      .y_rows = slots.slots().data()});
     }
-    return y;
+    cpu::run_linear_jobs({x, slots.rows()}, jobs, kernels_, arena_, pool_);
   }
 
   // body(row) for all rows; cost: values touched per row.

@@ -142,32 +142,28 @@ void rope_interleaved_head(float* head, const float* cosine, const float* sine, 
 
 // ---------------------------------------------------------------------------------------------------- activations
 
-void quantize_tile(const float* x, int64_t x_stride, int32_t rows, int32_t n_blocks, PanelKind kind,
-                   ActivationBlock* tile) {
+void quantize_row(const float* x, int32_t n_blocks, PanelKind kind, ActivationBlock* blocks, int32_t stride) {
   const int32_t bias = panel_format(kind).bias;
   const bool halves = panel_format(kind).group == 16;
-  for (int32_t row = 0; row < rows; ++row) {
-    const float* values = x + row * x_stride;
-    for (int32_t block = 0; block < n_blocks; ++block, values += 32) {
-      ActivationBlock& out = tile[block * rows + row];
-      const Lanes a = load(values), b = load(values + 16);
-      const float largest = max_of(larger(absolute(a), absolute(b)));
-      // A block so small that the quotient overflows counts as zero.
-      float inverse = largest > 0 ? 127.0f / largest : 0.0f;
-      if (inverse > 3.4e38f) inverse = 0;
-      const Lanes p = round_even(a * splat(inverse)), q = round_even(b * splat(inverse));
-      store_i8(out.p, p);
-      store_i8(out.p + 16, q);
-      // Sums of 16 integers below 128 are exact in f32.
-      const auto first = static_cast<int32_t>(sum_of(p)), second = static_cast<int32_t>(sum_of(q));
-      const int32_t sums[2] = {halves ? first : first + second, second};
-      out.scale = largest / 127.0f;
-      for (int i = 0; i < 2; ++i) {
-        if (bias == 0)
-          out.sum[i] = out.scale * static_cast<float>(sums[i]);
-        else
-          out.bias_sum[i] = -bias * sums[i];
-      }
+  for (int32_t block = 0; block < n_blocks; ++block, x += 32, blocks += stride) {
+    ActivationBlock& out = *blocks;
+    const Lanes a = load(x), b = load(x + 16);
+    const float largest = max_of(larger(absolute(a), absolute(b)));
+    // A block so small that the quotient overflows counts as zero.
+    float inverse = largest > 0 ? 127.0f / largest : 0.0f;
+    if (inverse > 3.4e38f) inverse = 0;
+    const Lanes p = round_even(a * splat(inverse)), q = round_even(b * splat(inverse));
+    store_i8(out.p, p);
+    store_i8(out.p + 16, q);
+    // Sums of 16 integers below 128 are exact in f32.
+    const auto first = static_cast<int32_t>(sum_of(p)), second = static_cast<int32_t>(sum_of(q));
+    const int32_t sums[2] = {halves ? first : first + second, second};
+    out.scale = largest / 127.0f;
+    for (int i = 0; i < 2; ++i) {
+      if (bias == 0)
+        out.sum[i] = out.scale * static_cast<float>(sums[i]);
+      else
+        out.bias_sum[i] = -bias * sums[i];
     }
   }
 }
@@ -406,7 +402,7 @@ constexpr Kernels float_kernels(const char* name) {
   Kernels k{};
   k.name = name;
   k.dense_rows = kDenseRows;
-  k.quantize = quantize_tile;
+  k.quantize = quantize_row;
   k.dense_dot[static_cast<int>(ElementType::f32)] = dense_product<F32Elements>;
   k.dense_dot[static_cast<int>(ElementType::f16)] = dense_product<F16Elements>;
   k.dense_dot[static_cast<int>(ElementType::bf16)] = dense_product<Bf16Elements>;

@@ -48,6 +48,43 @@ struct QuantKernels {
                                     int32_t rows, float* y, int64_t y_stride, bool accumulate);
 };
 
+// The tokens under a convolution's taps: row t of tokens is multiplied with row t of w. All channels' first element.
+struct ConvTaps {
+  const float* w;  // [count, w_stride]
+  int64_t w_stride;
+  const float* const* tokens;  // [count]
+  int32_t count;
+};
+
+// What a token is to the memory of a value head (ops.h, delta_net).
+struct DeltaFactors {
+  float kq;     // normalised key . normalised query
+  float decay;  // A
+  float beta;   // b
+};
+
+inline constexpr int32_t kMostDeltaPanels = 2;
+
+// The delta rule for 16 * panels columns (value features) of one head over consecutive tokens. Strides are from token to
+// token, in elements; pointers are to the first token's first feature, or first column.
+struct DeltaColumns {
+  const float* k;  // [tokens, head_dim], normalised
+  const float* q;
+  int64_t key_stride;
+  const DeltaFactors* factors;
+  int64_t factor_stride;
+  const float* v;  // [tokens, 16 * panels]
+  int64_t v_stride;
+  float* y;  // [tokens, 16 * panels]
+  int64_t y_stride;
+  const float* from;  // [head_dim, head_dim] before the tokens; nullptr: zeros
+  float* to;          // after them; may be from
+  float* block;       // scratch [head_dim, 16 * panels], aligned to 64 bytes
+  int32_t head_dim;
+  int32_t panels;  // 1 or delta_panels
+  int32_t tokens;  // at least 1
+};
+
 struct Kernels {
   const char* name;
 
@@ -56,9 +93,8 @@ struct Kernels {
   // Rows of a tile that dense_dot keeps in registers.
   int32_t dense_rows;
 
-  // Rounds n_blocks * 32 values of each row of x into tile[block][row].
-  void (*quantize)(const float* x, int64_t x_stride, int32_t rows, int32_t n_blocks, PanelKind kind,
-                   ActivationBlock* tile);
+  // Rounds n_blocks * 32 values of one row into blocks[0], blocks[stride], ...: its place in a tile of `stride` rows.
+  void (*quantize)(const float* x, int32_t n_blocks, PanelKind kind, ActivationBlock* blocks, int32_t stride);
   void (*dense_dot[kElementTypes])(const DenseProduct& product);
 
   void (*add)(float* x, const float* a, int64_t n);                                  // x += a
@@ -71,6 +107,14 @@ struct Kernels {
   // One head in place; cosine and sine [pairs].
   void (*rope_halves)(float* head, const float* cosine, const float* sine, int32_t pairs);
   void (*rope_interleaved)(float* head, const float* cosine, const float* sine, int32_t pairs);
+
+  // Channels [channel, channel + n): y = silu(sum over the taps).
+  void (*conv_silu)(const ConvTaps& taps, int32_t channel, int32_t n, float* y);
+  void (*sigmoid_mul)(float* x, const float* gate, int64_t n);  // x *= sigmoid(gate)
+  // One head of n = 16 i features: qn and kn as the delta rule wants them; gives kn . qn.
+  float (*normalise_head)(const float* q, const float* k, int32_t n, float eps, float* qn, float* kn);
+  int32_t delta_panels;  // columns / 16 that delta_rule likes best, at most kMostDeltaPanels
+  void (*delta_rule)(const DeltaColumns& columns);
 
   void (*to_f16)(const float* x, uint16_t* y, int64_t n);
 

@@ -2,6 +2,7 @@
 #include "cpu/lanes_avx2.h"
 //
 #include "cpu/float_kernels.h"
+#include "cpu/recurrent_kernels.h"
 
 namespace v100::cpu {
 
@@ -9,6 +10,7 @@ namespace {
 
 constexpr Kernels all_kernels() {
   Kernels k = float_kernels("avx2");
+  add_recurrent_kernels(k);
   k.quant = &kAvx2QuantKernels;
   return k;
 }

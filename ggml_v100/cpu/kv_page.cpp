@@ -47,7 +47,7 @@ void encode(QuantType type, const float* x, int32_t features, Encoded& out, cons
     case QuantType::Q8_0:
       for (int32_t block = 0; block < features / 32; ++block) {
         ActivationBlock rounded;
-        kernels.quantize(x + block * 32, 32, 1, 1, PanelKind::q4_1, &rounded);
+        kernels.quantize(x + block * 32, 1, PanelKind::q4_1, &rounded, 1);
         const uint16_t scale = f16_from_f32(rounded.scale);
         std::memcpy(out.bytes + block * 34, &scale, 2);
         std::memcpy(out.bytes + block * 34 + 2, rounded.p, 32);

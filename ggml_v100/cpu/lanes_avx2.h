@@ -17,6 +17,7 @@ struct Lanes {
 // Sums that fit the 16 registers of a dense product beside its operands.
 constexpr int kDenseSums = 6;
 constexpr int kDenseRows = 6;
+constexpr int kDeltaPanels = 1;  // of the delta rule: 4 sums each
 
 // All ones in lanes [begin, end) of the eight that start at lane `first`.
 inline __m256i lane_range(int first, int begin, int end) {

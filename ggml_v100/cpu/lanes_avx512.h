@@ -26,6 +26,7 @@ struct Lanes {
 // Sums that fit the registers of a dense product beside its operands.
 constexpr int kDenseSums = 24;
 constexpr int kDenseRows = 6;
+constexpr int kDeltaPanels = 2;  // of the delta rule: 4 sums each
 
 inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 

@@ -19,6 +19,7 @@ struct Lanes {
 
 constexpr int kDenseSums = 4;
 constexpr int kDenseRows = 4;
+constexpr int kDeltaPanels = 1;  // of the delta rule: 4 sums each
 
 // c = a * b + c with one rounding, 16 times. Without a fused instruction: the product of two f32 is exact in f64; the
 // sum is rounded to odd there (the addition's error term decides), which makes the second rounding, to f32, the

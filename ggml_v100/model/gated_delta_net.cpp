@@ -27,7 +27,7 @@ int32_t channels(const DeltaNet& net) { return 2 * net.key_size() + net.value_si
 DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const Hyperparameters& hp) {
   DeltaNetHyperparameters delta;
   delta.taps = keys.required("ssm.conv_kernel", 2, 64);
-  delta.head_dim = keys.required("ssm.state_size", kHeadGranule, 1024);
+  delta.head_dim = keys.required("ssm.state_size", kHeadGranule, kMostDeltaHeadDim);
   if (delta.head_dim % kHeadGranule != 0)
     throw ModelError(keys.full("ssm.state_size") + " is " + std::to_string(delta.head_dim) +
                      ", expected a multiple of " + std::to_string(kHeadGranule));
@@ -37,8 +37,10 @@ DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const H
     throw ModelError(keys.full("ssm.time_step_rank") + " is " + std::to_string(delta.value_heads) +
                      ", expected a multiple of the " + std::to_string(delta.key_heads) + " of " +
                      keys.full("ssm.group_count"));
-  const int32_t inner = delta.value_heads * delta.head_dim;
-  keys.required("ssm.inner_size", inner, inner);
+  const int32_t inner = keys.required("ssm.inner_size", 1, 1 << 30);
+  if (inner != delta.value_heads * delta.head_dim)
+    throw ModelError(keys.full("ssm.inner_size") + " is " + std::to_string(inner) + ", expected " +
+                     std::to_string(delta.value_heads) + " value heads of " + std::to_string(delta.head_dim));
 
   if (keys.has("attention.recurrent_layers")) {
     delta.is_recurrent = keys.per_layer("attention.recurrent_layers", hp.layers + hp.mtp_blocks, {}, 0, 1);

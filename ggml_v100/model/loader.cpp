@@ -134,6 +134,8 @@ ExpertLinear WeightLoader::expert_linear_rows(const std::string& name, int32_t i
                                               std::span<const RowRange> rows, int32_t experts) const {
   const GgufTensor& tensor = require(name + ".weight", {in_features, all_rows, experts});
   ExpertLinear linear;
+  linear.in_features = in_features;
+  linear.out_features = count_rows(rows);
   if (rows.front().begin == 0) linear.name = name + ".weight";
   for (int32_t e = 0; e < experts; ++e) linear.experts.push_back(pack_rows(tensor, e, in_features, all_rows, rows));
   if (rows.back().end == all_rows) file_->release(tensor);

@@ -18,10 +18,24 @@ float dot_16(const float* x, const float* y, int32_t n) {
 
 }  // namespace
 
-DeltaGate delta_gate(float beta, float alpha, float a, float dt_bias) {
+double delta_log_decay(float alpha, float a, float dt_bias) {
   const double x = double{alpha} + double{dt_bias};
-  const double softplus = x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x));
-  return {static_cast<float>(std::exp(double{a} * softplus)), static_cast<float>(1 / (1 + std::exp(-double{beta})))};
+  return double{a} * (x > 0 ? x + std::log1p(std::exp(-x)) : std::log1p(std::exp(x)));
+}
+
+DeltaGate delta_gate(float beta, float alpha, float a, float dt_bias) {
+  return {static_cast<float>(std::exp(delta_log_decay(alpha, a, dt_bias))),
+          static_cast<float>(1 / (1 + std::exp(-double{beta})))};
+}
+
+float normalise_delta_head(const float* q, const float* k, int32_t n, float eps, float* qn, float* kn) {
+  const float k_scale = 1.0f / std::sqrt(dot_16(k, k, n) + eps), q_scale = 1.0f / std::sqrt(dot_16(q, q, n) + eps);
+  const float r = 1.0f / std::sqrt(static_cast<float>(n));
+  for (int32_t i = 0; i < n; ++i) {
+    kn[i] = k[i] * k_scale;
+    qn[i] = (q[i] * q_scale) * r;
+  }
+  return dot_16(kn, qn, n);
 }
 
 DeltaNetMemory::DeltaNetMemory(const DeltaNet& w, const StateRecords& memory, const SequenceRows& sequence)
@@ -45,14 +59,8 @@ void DeltaNetMemory::step(const float* qkv, const float* beta, const float* alph
 void DeltaNetMemory::step_head(int32_t head, const float* q, const float* k, const float* v, DeltaGate gate, float eps,
                                float* y) {
   const int32_t n = w_.head_dim;
-  const float k_scale = 1.0f / std::sqrt(dot_16(k, k, n) + eps), q_scale = 1.0f / std::sqrt(dot_16(q, q, n) + eps);
-  const float r = 1.0f / std::sqrt(static_cast<float>(n));
   std::vector<float> kn(static_cast<size_t>(n)), qn(static_cast<size_t>(n));
-  for (int32_t i = 0; i < n; ++i) {
-    kn[static_cast<size_t>(i)] = k[i] * k_scale;
-    qn[static_cast<size_t>(i)] = (q[i] * q_scale) * r;
-  }
-  const float kq = dot_16(kn.data(), qn.data(), n);
+  const float kq = normalise_delta_head(q, k, n, eps, qn.data(), kn.data());
   float* m = &values_[static_cast<size_t>(head) * static_cast<size_t>(n) * static_cast<size_t>(n)];
   for (int32_t j = 0; j < n; ++j) {
     float p[2] = {}, t[2] = {};

@@ -14,8 +14,14 @@ struct DeltaGate {
   float beta;   // sigmoid of the projection
 };
 
-// In f64, rounded once. softplus(x) = log(1 + e^x).
+// a * softplus(alpha + dt_bias), softplus(x) = log(1 + e^x).
+double delta_log_decay(float alpha, float a, float dt_bias);
+
+// In f64, rounded once.
 DeltaGate delta_gate(float beta, float alpha, float a, float dt_bias);
+
+// One head [n]: k and q as the recurrence wants them (lengths 1 and 1 / sqrt(n)); gives kq.
+float normalise_delta_head(const float* q, const float* k, int32_t n, float eps, float* qn, float* kn);
 
 // The memories of one sequence: [value_heads][head_dim (key feature)][head_dim (value feature)].
 class DeltaNetMemory {

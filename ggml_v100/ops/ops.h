@@ -60,9 +60,12 @@ struct Linear {  // y = W x + bias
   std::string name{};  // of the tensor in the file; empty for the further parts of a fused one
 };
 
-// One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x.
+// One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x; one that is not here (nullptr)
+// gives zeros: it belongs to another rank, and the ranks' results are summed.
 struct ExpertLinear {
   std::vector<std::shared_ptr<const LinearWeight>> experts;
+  int32_t in_features = 0;
+  int32_t out_features = 0;
   std::string name;  // of the stack in the file; empty for the further parts of a fused one
 };
 
@@ -89,12 +92,14 @@ struct ConvWeight {
   int32_t history() const { return (taps - 1) * dilation; }  // tokens of the state record, [history, channels]
 };
 
+inline constexpr int32_t kMostDeltaHeadDim = 256;
+
 // Gated delta net. Value head h reads key head h % key_heads. Record of the state: [value_heads, head_dim, head_dim],
 // M[i][j] with key feature i and value feature j.
 struct DeltaNet {
   int32_t key_heads = 0;
   int32_t value_heads = 0;
-  int32_t head_dim = 0;  // of keys and values, a multiple of 16
+  int32_t head_dim = 0;  // of keys and values, a multiple of 16, at most kMostDeltaHeadDim
   VectorWeight a;        // [value_heads], -exp(A_log)
   VectorWeight dt_bias;  // [value_heads]
 

@@ -222,10 +222,12 @@ class ReferenceOps final : public Ops {
 
   Tensor gated_expert_linear(Tensor x, const Routing& routing, const ExpertLinear& gate, const ExpertLinear& up,
                              Activation activation) override {
-    Tensor y = create(routing.slots(), gate.experts[0]->out_features);
+    Tensor y = create(routing.slots(), gate.out_features);
+    std::fill_n(y.data, y.size(), 0.0f);
     for (int32_t slot = 0; slot < y.rows; ++slot) {
       const Scope scope(*this);
       const auto e = static_cast<size_t>(routing.expert[slot]);
+      if (gate.experts[e] == nullptr) continue;
       const Tensor row{x.row(slot / routing.used), 1, x.features};
       const Tensor one = gated_linear(row, {gate.experts[e], {}}, {up.experts[e], {}}, activation);
       std::copy_n(one.data, y.features, y.row(slot));
@@ -234,11 +236,13 @@ class ReferenceOps final : public Ops {
   }
 
   Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) override {
-    Tensor y = create(routing.slots(), w.experts[0]->out_features);
+    Tensor y = create(routing.slots(), w.out_features);
+    std::fill_n(y.data, y.size(), 0.0f);
     for (int32_t slot = 0; slot < y.rows; ++slot) {
       const Scope scope(*this);
-      const Tensor one =
-          linear({x.row(slot), 1, x.features}, {w.experts[static_cast<size_t>(routing.expert[slot])], {}});
+      const auto& expert = w.experts[static_cast<size_t>(routing.expert[slot])];
+      if (expert == nullptr) continue;
+      const Tensor one = linear({x.row(slot), 1, x.features}, {expert, {}});
       std::copy_n(one.data, y.features, y.row(slot));
     }
     return y;

@@ -19,6 +19,7 @@ from pyllama.thread_placement import thread_cpus
 from .bench_matrix import BenchTest
 
 PAGE = 256
+DEPTH_SEQUENCE = 1  # holds what a run at a depth begins with
 TOKEN_SEED = 1
 NO_MASK = ("0x0", "0")  # how llama-bench spells "any processor"
 
@@ -107,6 +108,7 @@ class Runner:
         engine = self._native.Engine(
             model,
             n_ctx=-(-(test.n_depth + test.n_prompt + test.n_gen) // PAGE) * PAGE,
+            n_seq_max=2 if test.n_depth else 1,
             n_batch=test.parameters["batch_size"],
             n_ubatch=min(test.parameters["ubatch_size"], test.parameters["batch_size"]),
             n_threads=test.parameters["threads"],
@@ -138,6 +140,8 @@ class Runner:
         if test.n_depth:
             self._tell(label, test, f"filling the cache to {test.n_depth}")
             _decode_prompt(engine, tokens.prompt(test.n_depth), test.parameters["batch_size"])
+            # The beginning of every run. A recurrent model cannot be cut back to it, but any model can be copied.
+            engine.fork(0, DEPTH_SEQUENCE, test.n_depth)
         started = datetime.now(timezone.utc)
         samples = []
         for repetition in range(self._repetitions):
@@ -148,7 +152,9 @@ class Runner:
             _decode_prompt(engine, prompt, test.parameters["batch_size"])
             _decode_each(engine, generated)
             samples.append(max(time.perf_counter_ns() - start, 1))
-            engine.truncate(0, test.n_depth)
+            engine.clear(0)
+            if test.n_depth:
+                engine.fork(DEPTH_SEQUENCE, 0, test.n_depth)
         facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params)
         return BenchResult(test, facts, started, tuple(samples))
 

@@ -25,6 +25,8 @@ def load_llama(options: Options) -> Any:
         n_threads_batch=_threads(options.threads_batch),
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
+        cache_ram=options.cache_ram if options.given("cache_ram") else None,
+        ctx_checkpoints=max(0, options.ctx_checkpoints),
         seed=options.seed,
         kv_overrides=dict(options.override_kv),
         last_n_tokens_size=options.repeat_last_n,

@@ -50,6 +50,13 @@ def slot_json(slot: Slot, loaded: LoadedModel, *, shows_text: bool) -> dict[str,
             "n_decoded": 0 if generation is None else generation.n_decoded,
         }
     ]
+    if (reuse := last.reuse) is not None:
+        result["prefix_reuse"] = {
+            "n_known": reuse.matched,
+            "source": reuse.source,
+            "checkpoint": reuse.checkpoint,
+            "limit": reuse.limit,
+        }
     if shows_text:
         result["prompt"] = loaded.vocabulary.text(last.prompt)
         result["generated"] = last.content
@@ -88,7 +95,7 @@ async def _save(http: Request, state: ServerState, id_slot: int) -> dict[str, An
     path = await _slot_file_path(http, state)
     started = time.perf_counter()
     engine_loop = state.loaded.engine_loop
-    tokens, content = await asyncio.wrap_future(engine_loop.on_idle_slot(id_slot, engine_loop.save_slot))
+    tokens, content = await asyncio.wrap_future(engine_loop.on_idle_slot(id_slot, engine_loop.memory.save))
     file = SlotFile(tokens, content, _computed_by(state))
     try:
         n_written = await asyncio.to_thread(write_file, path, file.parts())
@@ -107,10 +114,10 @@ async def _restore(http: Request, state: ServerState, id_slot: int) -> dict[str,
         file, n_read = await asyncio.to_thread(_read_slot_file, path, state)
         tokens, content = file.tokens, file.state
         await asyncio.wrap_future(
-            engine_loop.on_idle_slot(id_slot, lambda slot: engine_loop.restore_slot(slot, tokens, content))
+            engine_loop.on_idle_slot(id_slot, lambda slot: engine_loop.memory.restore(slot, tokens, content))
         )
     except (OSError, PyllamaError) as error:
-        await asyncio.wrap_future(engine_loop.on_idle_slot(id_slot, engine_loop.erase_slot))
+        await asyncio.wrap_future(engine_loop.on_idle_slot(id_slot, engine_loop.memory.erase))
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidRequest(f"Unable to restore slot: {reason}") from None
     restore_ms = (time.perf_counter() - started) * 1e3
@@ -124,7 +131,7 @@ async def _restore(http: Request, state: ServerState, id_slot: int) -> dict[str,
 
 async def _erase(http: Request, state: ServerState, id_slot: int) -> dict[str, Any]:
     engine_loop = state.loaded.engine_loop
-    return {"n_erased": await asyncio.wrap_future(engine_loop.on_idle_slot(id_slot, engine_loop.erase_slot))}
+    return {"n_erased": await asyncio.wrap_future(engine_loop.on_idle_slot(id_slot, engine_loop.memory.erase))}
 
 
 SLOT_ACTIONS = {"save": _save, "restore": _restore, "erase": _erase}

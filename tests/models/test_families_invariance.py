@@ -1,7 +1,8 @@
 """All families keep the engine's promises: a row's bits depend neither on its neighbours, the chunking of the prompt,
 the micro-batch and the threads nor on the instruction set; sequences can be forked and saved.
 
-Experts see rows grouped by whatever else is in the batch; sliding windows cross pages of 256 tokens here.
+Experts see rows grouped by whatever else is in the batch; sliding windows cross pages of 256 tokens here; recurrent
+states pass from chunk to chunk and from ubatch to ubatch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 
 from pyllama._engine import Engine, Model, backend_info
 from support.logits import assert_same_bits, position_logits
+from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_models import write_tiny_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -35,13 +37,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "weight_type": "q8_0",
         "metadata": {"gemma3.attention.sliding_window": 70, "gemma3.final_logit_softcapping": 4.0},
     },
+    "qwen35": {"architecture": "qwen35", "n_layer": 5, "attention_interval": 3, "weight_type": "q8_0"},
+    "qwen35moe": {"architecture": "qwen35moe", "n_layer": 3, "attention_interval": 2, "n_value_head": 6},
 }
 N_NEIGHBOURS = 7
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("families") / "model.gguf", **FAMILIES[request.param])
+    arguments = FAMILIES[request.param]
+    write = write_tiny_hybrid if arguments["architecture"].startswith("qwen35") else write_tiny_model
+    return write(tmp_path_factory.mktemp("families") / "model.gguf", **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +120,7 @@ def test_a_saved_and_a_forked_sequence_continue_with_the_same_bits(model: Model)
     tokens = random_tokens(290, seed=15)
     engine = Engine(model, n_ctx=2048, n_seq_max=3)
     expected = position_logits(engine, tokens)[-1:]
+    position_logits(engine, tokens[:-1])
     engine.fork(0, 1, len(tokens) - 1)
     engine.load_sequence(2, engine.save_sequence(1))
     for seq_id in (1, 2):

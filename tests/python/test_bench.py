@@ -72,11 +72,10 @@ class RecordingEngine:
         self.calls.append(("decode", len(tokens)))
         self.first_tokens.append(tokens[0])
 
-    def truncate(self, seq_id, length):
-        assert seq_id == 0
-        assert length <= self.length
+    def fork(self, source, destination, length):
+        assert {source, destination} == {0, 1}
         self.length = length
-        self.calls.append(("truncate", length))
+        self.calls.append(("fork", source, length))
 
     def clear(self, seq_id):
         self.length = 0
@@ -153,8 +152,8 @@ def test_prompts_run_in_batches_and_generation_token_by_token(native):
     runner.measure(expanded("-p", "100", "-n", "0", "-b", "64", "-ub", "512")[0], label="")
     runner.measure(expanded("-p", "0", "-n", "3")[0], label="")
     prompt, generation = RecordingEngine.instances
-    assert prompt.calls == [("decode", 64), ("decode", 36), ("truncate", 0)] * 2
-    assert generation.calls == [*[("decode", 1)] * 3, ("truncate", 0)] * 2
+    assert prompt.calls == [("decode", 64), ("decode", 36), ("clear", 0)] * 2
+    assert generation.calls == [*[("decode", 1)] * 3, ("clear", 0)] * 2
     assert prompt.closed
     assert generation.closed
 
@@ -163,7 +162,7 @@ def test_warm_up_comes_first_and_is_not_measured(native):
     runner = Runner(native, repetitions=1, warmup=True)
     result = runner.measure(expanded("-p", "10", "-n", "0")[0], label="")
     (engine,) = RecordingEngine.instances
-    assert engine.calls == [("decode", 10), ("clear", 0), ("decode", 10), ("truncate", 0)]
+    assert engine.calls == [("decode", 10), ("clear", 0), ("decode", 10), ("clear", 0)]
     assert len(result.samples_ns) == 1
 
 
@@ -171,7 +170,8 @@ def test_depth_fills_the_cache_once_and_is_kept_between_runs(native):
     runner = Runner(native, repetitions=2, warmup=False)
     runner.measure(expanded("-p", "0", "-n", "2", "-d", "300")[0], label="")
     (engine,) = RecordingEngine.instances
-    assert engine.calls == [("decode", 300), *[("decode", 1), ("decode", 1), ("truncate", 300)] * 2]
+    run = [("decode", 1), ("decode", 1), ("clear", 0), ("fork", 1, 300)]
+    assert engine.calls == [("decode", 300), ("fork", 0, 300), *run * 2]
     assert engine.n_ctx == 512
 
 
@@ -187,6 +187,7 @@ def test_parameters_reach_the_engine(native):
     Runner(native, repetitions=1, warmup=False, priority=2).measure(expanded(*argv)[0], label="")
     settings = RecordingEngine.instances[0].settings
     assert vars(settings) == {
+        "n_seq_max": 1,
         "n_ubatch": 16,
         "n_threads": 2,
         "type_k": "q8_0",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyllama.errors import ContextFull, InvalidArgument
+from support.fake_prefix_cache import CacheUsage, FakePrefixCache, PrefixReuse
 
 PAGE = 256
 BOS, END = 256, 257
@@ -114,7 +115,10 @@ class FakePool:
 
 
 class FakeEngine:
-    """See `pyllama/_engine.pyi`. `step_seconds`: how long a step sleeps. `fails`: raised by the next step."""
+    """See `pyllama/_engine.pyi`. `step_seconds`: how long a step sleeps. `fails`: raised by the next step.
+
+    cache_tokens: budget of the prompt cache. is_recurrent: sequences are cut, shared and reused only where a state is.
+    """
 
     def __init__(
         self,
@@ -124,6 +128,8 @@ class FakeEngine:
         n_batch: int = 2048,
         next_token: Callable[[Sequence[int], FakeSampler], int] = pseudo_random_token,
         step_seconds: float = 0.0,
+        cache_tokens: int = 0,
+        is_recurrent: bool = False,
     ) -> None:
         self.n_ctx, self.n_seq_max, self.n_batch = n_ctx, n_seq_max, n_batch
         self.next_token = next_token
@@ -132,6 +138,10 @@ class FakeEngine:
         self.pool = FakePool(n_ctx // PAGE)
         self.tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
         self.pages: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self.is_recurrent = is_recurrent
+        self.cache = FakePrefixCache(cache_tokens, is_recurrent=is_recurrent)
+        self.reuses: list[PrefixReuse] = []
+        self.checkpoints: list[tuple[int, int]] = []  # sequence and length, in the order they were asked for
         self.n_steps = 0
         self.n_extra_passes = 0
         self.n_rows = 0
@@ -139,6 +149,8 @@ class FakeEngine:
 
     def step(self, work: Sequence[Work], n_passes: int = 1) -> list[StepOutput]:
         self.n_steps += 1
+        if n_passes > 1 and self.is_recurrent:
+            raise InvalidArgument("a recurrent model takes one pass")
         outputs = self._pass(work)
         for _ in range(1, n_passes):
             drawn = outputs[-sum(item.sampler is not None for item in work) :]
@@ -167,14 +179,14 @@ class FakeEngine:
         n_rows = sum(len(item.tokens) for item in work)
         if n_rows > self.n_batch:
             raise InvalidArgument(f"{n_rows} rows are more than n_batch {self.n_batch}")
-        self.n_rows += n_rows
-        self.max_rows = max(self.max_rows, n_rows)
         needed = [self._pages_needed(item.seq_id, len(item.tokens)) for item in work]
         left = len(self.pool.free)
         for item, pages in zip(work, needed, strict=True):
             left -= pages
             if left < 0:
                 raise ContextFull("no pages are left", item.seq_id)
+        self.n_rows += n_rows
+        self.max_rows = max(self.max_rows, n_rows)
         if self.step_seconds:
             time.sleep(self.step_seconds)
         outputs = []
@@ -234,15 +246,24 @@ class FakeEngine:
         return len(self.pool.free) * PAGE
 
     def truncate(self, seq_id: int, length: int) -> None:
-        if length > len(self.tokens[seq_id]):
-            raise InvalidArgument(f"sequence {seq_id} has {len(self.tokens[seq_id])} tokens, not {length}")
+        self._check_cut(seq_id, length)
+        self._cut(seq_id, length)
+
+    def _check_cut(self, seq_id: int, length: int) -> None:
+        held = len(self.tokens[seq_id])
+        if length > held or (self.is_recurrent and length not in (0, held)):
+            raise InvalidArgument(f"sequence {seq_id} has {held} tokens, not {length}")
+
+    def _cut(self, seq_id: int, length: int) -> None:
         del self.tokens[seq_id][length:]
         while len(self.pages[seq_id]) > -(-length // PAGE):
             self.pool.drop(self.pages[seq_id].pop())
 
     def fork(self, src: int, dst: int, length: int) -> None:
-        if length > len(self.tokens[src]):
-            raise InvalidArgument(f"sequence {src} has {len(self.tokens[src])} tokens, not {length}")
+        self._check_cut(src, length)
+        self._share(src, dst, length)
+
+    def _share(self, src: int, dst: int, length: int) -> None:
         self.clear(dst)
         self.tokens[dst] = self.tokens[src][:length]
         self.pages[dst] = self.pages[src][: -(-length // PAGE)]
@@ -250,7 +271,42 @@ class FakeEngine:
             self.pool.references[page] += 1
 
     def clear(self, seq_id: int) -> None:
-        self.truncate(seq_id, 0)
+        self._cut(seq_id, 0)
+
+    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+        assert 0 <= most <= len(tokens)
+        own, tokens = self.tokens[seq_id], list(tokens)
+        unshared = sum(self.pool.references[page] == 1 for page in self.pages[seq_id])
+        room = (len(self.pool.free) + unshared) * PAGE
+        matched = self.cache.matched(self.tokens, tokens)
+        best = self.cache.find(self.tokens, seq_id, tokens, most, room)[0]
+        wished = self.cache.find(self.tokens, seq_id, tokens, most, len(tokens))[0]
+        if own != tokens[: len(own)] or len(own) > best.length:
+            self.cache.keep(own)
+        if best.length == 0:
+            self.clear(seq_id)
+        elif best.index == seq_id:
+            self._cut(seq_id, best.length)
+        elif best.index >= 0:
+            self._share(best.index, seq_id, best.length)
+        else:
+            self.clear(seq_id)
+            self._append(seq_id, tokens[: best.length])
+        source = "nothing" if best.length == 0 else {seq_id: "own", -1: "host"}.get(best.index, "other")
+        limit = self.cache.limit_of(best.length, matched, most, lacked_pages=best.length < wished.length)
+        self.reuses.append(PrefixReuse(best.length, matched, source, best.checkpoint, limit))
+        return self.reuses[-1]
+
+    def checkpoint(self, seq_id: int) -> None:
+        self.checkpoints.append((seq_id, len(self.tokens[seq_id])))
+        self.cache.keep_state(self.tokens[seq_id])
+
+    def release(self, seq_id: int) -> None:
+        self.cache.keep(self.tokens[seq_id])
+        self.clear(seq_id)
+
+    def cache_usage(self) -> CacheUsage:
+        return self.cache.usage()
 
 
 class FakeTokenizer:

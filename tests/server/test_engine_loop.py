@@ -22,6 +22,7 @@ from fake_engine import (
     pseudo_random_token,
 )
 
+from pyllama.checkpoints import CheckpointRule
 from pyllama.errors import DeviceError
 from pyllama.server.engine_loop import EngineLoop, LoopSettings
 from pyllama.server.errors import QueueFull, ServerFault
@@ -43,6 +44,7 @@ class Bench:
         n_batch: int = 64,
         max_queue: int = 10_000,
         max_passes: int = 1,
+        checkpoints: CheckpointRule | None = None,
         **engine: Any,
     ) -> None:
         self.engine = FakeEngine(n_ctx=n_ctx, n_seq_max=n_slots, n_batch=max(n_batch, n_slots + 1), **engine)
@@ -52,7 +54,12 @@ class Bench:
         self.loop = EngineLoop(
             self.engine,
             LoopSettings(
-                n_slots=n_slots, n_ctx_slot=n_ctx, n_batch=n_batch, max_queue=max_queue, max_passes=max_passes
+                n_slots=n_slots,
+                n_ctx_slot=n_ctx,
+                n_batch=n_batch,
+                max_queue=max_queue,
+                max_passes=max_passes,
+                checkpoints=checkpoints,
             ),
             make_work=Work,
             deliver=self.events.extend,
@@ -129,18 +136,27 @@ def expected_tokens(prompt: list[int], n: int, *, seed: int = 1, temperature: fl
     return history[len(prompt) :]
 
 
-@pytest.mark.parametrize("max_passes", [1, 4])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed: int, max_passes: int) -> None:
+RULE = CheckpointRule(frozenset(b"\n"), min_step=30)  # a line is a message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_passes": 1},
+        {"max_passes": 4, "cache_tokens": 2000},
+        {"max_passes": 1, "cache_tokens": 20_000, "is_recurrent": True, "checkpoints": RULE},
+        {"max_passes": 1, "cache_tokens": 500, "is_recurrent": True, "checkpoints": RULE},
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed: int, options: dict[str, Any]) -> None:
     """350 requests of every kind with a small pool: every answer is the one of a lone sequence, starts are first come
     first served.
     """
     rng = random.Random(seed)
+    max_passes = options["max_passes"]
     bench = Bench(
-        n_slots=rng.randrange(1, 6),
-        n_ctx=PAGE * rng.randrange(2, 8),
-        n_batch=rng.choice([7, 64, 500]),
-        max_passes=max_passes,
+        n_slots=rng.randrange(1, 6), n_ctx=PAGE * rng.randrange(2, 8), n_batch=rng.choice([7, 64, 500]), **options
     )
     prefixes = [letters(rng, rng.randrange(1, bench.n_ctx // 3)) for _ in range(5)]
     requests: list[tuple[ActiveRequest, int, int, float]] = []
@@ -174,9 +190,13 @@ def test_a_long_random_load_loses_no_token_starves_nobody_and_leaks_no_page(seed
                 cancelled.add(victim.id)
         bench.loop.iterate()
         bench.check_slots()
+        assert bench.engine.cache.used <= bench.engine.cache.budget
 
     assert bench.engine.max_rows <= max(bench.loop._n_batch, 1)
     assert (bench.engine.n_extra_passes > 0) == (max_passes > 1)
+    assert bool(bench.engine.checkpoints) == ("checkpoints" in options)
+    sources = {reuse.source for reuse in bench.engine.reuses}
+    assert sources >= ({"own", "host"} if bench.engine.cache.budget >= 2000 else {"own"})
     by_generation: dict[int, list[Event]] = {}
     for event in bench.events:
         by_generation.setdefault(id(event.generation), []).append(event)

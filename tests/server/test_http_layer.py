@@ -236,6 +236,11 @@ def test_slots_show_what_ran_and_that_it_ended(serve: Any) -> None:
     assert (slot["is_processing"], slot["n_prompt_tokens"], slot["params"]["n_predict"]) == (False, 3, 3)
     assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
     assert "stop" not in slot["params"]
+    assert slot["prefix_reuse"] == {"n_known": 0, "source": "nothing", "checkpoint": -1, "limit": "not cached"}
+    server.post("/completion", {"prompt": "abcd", "n_predict": 3})
+    slot = server.get("/slots").json()[1]
+    assert slot["n_prompt_tokens_cache"] == slot["prefix_reuse"]["n_known"] == 3
+    assert (slot["prefix_reuse"]["source"], slot["prefix_reuse"]["limit"]) == ("own", "prompt")
     assert serve(has_slots=False).get("/slots").status_code == 501
 
 
@@ -298,6 +303,7 @@ def test_metrics_parse_with_the_official_parser_and_counters_add_up(serve: Any) 
     assert after["tokens_predicted_total"] == 21
     assert after["n_decode_total"] == 21
     assert after["n_tokens_max"] == 6 + 16
+    assert after["prompt_cache_limit_bytes"] == 0
     assert after["requests_processing"] == after["requests_deferred"] == 0
     assert after["predicted_tokens_seconds"] > 0
     again = scrape()
@@ -306,6 +312,25 @@ def test_metrics_parse_with_the_official_parser_and_counters_add_up(serve: Any) 
         if kind == "counter":
             assert before[name] <= after[name] <= again[name]
     assert serve().get("/metrics").status_code == 501
+
+
+def test_metrics_show_what_the_prompt_cache_takes(serve: Any) -> None:
+    """Known fault F7: host memory that nobody can account for."""
+    server = serve(has_metrics=True, n_slots=1, engine={"cache_tokens": 250})
+
+    def cache() -> dict[str, float]:
+        lines = [line.split() for line in server.get("/metrics").text.splitlines() if not line.startswith("#")]
+        return {name.removeprefix("llamacpp:prompt_cache_"): float(v) for name, v in lines if "prompt_cache" in name}
+
+    assert cache() == {
+        "limit_bytes": 250, "bytes": 0, "kv_bytes": 0, "checkpoint_bytes": 0, "checkpoints": 0, "evicted_total": 0,
+    }  # fmt: skip
+    for letter in "abc":
+        server.post("/completion", {"prompt": letter * 100, "n_predict": 1})
+    after = cache()
+    assert after["bytes"] == after["kv_bytes"] == 200
+    server.post("/completion", {"prompt": "d" * 100, "n_predict": 1})
+    assert (cache()["bytes"], cache()["evicted_total"]) == (200, 1)
 
 
 # ---- text utilities

@@ -35,6 +35,13 @@ def test_a_prompt_longer_than_the_batch_is_cut_and_draws_only_at_its_end() -> No
     assert plan_step([prompt(0, 0, 36)], 64) == [Chunk(0, 36, True)]
 
 
+def test_a_prompt_is_cut_where_its_state_is_wanted() -> None:
+    wanted = SequenceState(0, 0, 100, False, n_until_cut=30)
+    assert plan_step([wanted, prompt(1, 1, 20)], 64) == [Chunk(0, 30, False), Chunk(1, 20, True)]
+    assert plan_step([wanted], 20) == [Chunk(0, 20, False)]
+    assert plan_step([SequenceState(0, 0, 30, False, n_until_cut=30)], 64) == [Chunk(0, 30, True)]
+
+
 def test_without_continuous_batching_prompts_wait_until_nothing_generates() -> None:
     states = [generating(0, 0), prompt(1, 1, 5)]
     assert plan_step(states, 64, mixes_prompts=False) == [Chunk(0, 1, True)]

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
+from engine_server import EngineServer
 
 from pyllama.options import parse
-from pyllama.server.app import create_app
 from pyllama.server.settings import SettingsError, settings_from_options
-from pyllama.server.state import ServerState
 from support.tiny_llama import write_tiny_llama
 
 pytest.importorskip("pyllama._engine", reason="needs the native module")
@@ -37,29 +35,6 @@ BAD_NAMES = (
     None,
 )
 PROMPT = "the world is the hello of all you and the rest " * 8
-
-
-class EngineServer:
-    """The application with a loaded model, in this process."""
-
-    def __init__(self, model: Path, *arguments: str, build_info: str = "b1-test") -> None:
-        from pyllama.server.loaded_model import load_model
-
-        options = parse("llama-server", ["-t", "1", "-np", "2", "-c", "2048", *arguments], {}, config_files=())
-        self.state = ServerState(settings_from_options(options, str(model)), build_info=build_info)
-        self.client = TestClient(create_app(self.state))
-        self.client.__enter__()
-        self.state.set_loaded(load_model(self.state.settings, self.state.deliver))
-
-    def close(self) -> None:
-        self.client.__exit__(None, None, None)
-
-    def complete(self, prompt: str | list[int], slot: int, **fields: Any) -> dict[str, Any]:
-        body = {"prompt": prompt, "id_slot": slot, "n_predict": 8, "temperature": 0, "ignore_eos": True, **fields}
-        return self.client.post("/completion", json=body).json()
-
-    def act(self, slot: object, action: str, **body: Any) -> Any:
-        return self.client.post(f"/slots/{slot}?action={action}", json=body)
 
 
 @pytest.fixture
@@ -117,7 +92,7 @@ def test_erase_makes_the_slot_forget(start: Callable[..., EngineServer]) -> None
 
 
 def test_an_empty_slot_can_be_saved_and_restored(start: Callable[..., EngineServer]) -> None:
-    server = start()
+    server = start("--cache-ram", "0")
     assert server.act(0, "save", filename="empty").json()["n_saved"] == 0
     server.complete(PROMPT, 1)
     assert server.act(1, "restore", filename="empty").json()["n_restored"] == 0

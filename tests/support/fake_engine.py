@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyllama.errors import ContextFull, InvalidArgument
+from support.fake_prefix_cache import CacheUsage, FakePrefixCache, PrefixReuse
 from support.tiny_llama import CHAT_TEMPLATE, ENDOFTEXT, IM_END, IM_START, byte_level_vocabulary
 
 VOCABULARY = byte_level_vocabulary()
@@ -49,6 +50,7 @@ class Model:
     """`answer`: forced tokens after the last `marker` of the sequence, then end of generation. None: no forcing."""
 
     live = 0
+    is_recurrent = False
     answer: list[int] | None = None
     marker = FIRST_BYTE + ord(">")
 
@@ -131,6 +133,8 @@ class Engine:
             raise Engine.fail_with
         self.model, self.n_ctx, self.n_batch, self.options = model, n_ctx, n_batch, options
         self.tokens: list[int] = []
+        self.cache = FakePrefixCache(options.get("cache_bytes", 0), is_recurrent=model.is_recurrent)
+        self.checkpoints: list[int] = []  # lengths, in the order they were asked for
         self.computed: list[int] = []  # rows of each pass
         self.delay = 0.0
         self._logits = np.empty((0, N_VOCAB), np.float32)
@@ -183,12 +187,35 @@ class Engine:
         return len(self.tokens) + n_tokens <= self.n_ctx
 
     def truncate(self, seq_id: int, length: int) -> None:
-        if length > len(self.tokens):
-            raise InvalidArgument("the sequence is shorter")
+        if length > len(self.tokens) or (self.model.is_recurrent and length not in (0, len(self.tokens))):
+            raise InvalidArgument(f"a sequence of {len(self.tokens)} tokens cannot be cut to {length}")
         del self.tokens[length:]
 
     def clear(self, seq_id: int) -> None:
         self.tokens.clear()
+
+    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+        assert self._is_open, "engine used after close"
+        assert 0 <= most <= len(tokens)
+        matched = self.cache.matched([self.tokens], tokens)
+        best = self.cache.find([self.tokens], 0, tokens, most, self.n_ctx)[0]
+        if best.length < len(self.tokens) or best.index != 0:
+            self.cache.keep(self.tokens)
+        self.tokens = list(tokens[: best.length])
+        source = "nothing" if best.length == 0 else "own" if best.index == 0 else "host"
+        limit = self.cache.limit_of(best.length, matched, most, lacked_pages=False)
+        return PrefixReuse(best.length, matched, source, best.checkpoint, limit)
+
+    def checkpoint(self, seq_id: int) -> None:
+        self.checkpoints.append(len(self.tokens))
+        self.cache.keep_state(self.tokens)
+
+    def release(self, seq_id: int) -> None:
+        self.cache.keep(self.tokens)
+        self.tokens.clear()
+
+    def cache_usage(self) -> CacheUsage:
+        return self.cache.usage()
 
     def save_sequence(self, seq_id: int) -> bytes:
         return pickle.dumps(self.tokens)
@@ -216,6 +243,6 @@ class GgufFile:
 
 def reset() -> None:
     """Forget what earlier tests forced and counted."""
-    Model.answer, Model.marker = None, FIRST_BYTE + ord(">")
+    Model.answer, Model.marker, Model.is_recurrent = None, FIRST_BYTE + ord(">"), False
     Engine.fail_with = None
     Sampler.created.clear()

@@ -50,6 +50,16 @@ def edit_one(wanted: str, change: Callable[[np.ndarray], np.ndarray | None]) -> 
     return lambda name, data: change(data) if name == wanted else data
 
 
+def without(name: str) -> dict[str, Any]:
+    """Changes for `rewrite`: the tensor is missing."""
+    return {"tensors": edit_one(name, lambda data: None)}
+
+
+def cut(name: str) -> dict[str, Any]:
+    """Changes for `rewrite`: the tensor lacks the last of its rows (of its experts, of its values)."""
+    return {"tensors": edit_one(name, lambda data: data[:-1])}
+
+
 U32 = gguf.GGUFValueType.UINT32
 F32 = gguf.GGUFValueType.FLOAT32
 STRING = gguf.GGUFValueType.STRING

@@ -38,6 +38,7 @@ def write_tiny_hybrid(
     fused_gate_up: bool = False,
     n_mtp: int = 0,
     n_ctx_train: int = 4096,
+    logit_std: float = 2.4,
     tied: bool = False,
     weight_type: str = "f32",
     tensor_types: Mapping[str, str] | None = None,
@@ -49,7 +50,7 @@ def write_tiny_hybrid(
 
     n_layer: of the trunk; layer i attends where (i + 1) % attention_interval == 0. n_ff: of one expert in `qwen35moe`.
     fused_gate_up: the experts' gates and ups in one tensor. n_mtp: blocks of multi-token prediction after the trunk.
-    Other arguments as for `write_tiny_llama`.
+    logit_std: spread of the logits of a model that is not tied. Other arguments as for `write_tiny_llama`.
     """
     has_experts = architecture == "qwen35moe"
     key_size, value_size = n_key_head * state_size, n_value_head * state_size
@@ -136,7 +137,7 @@ def write_tiny_hybrid(
     writer.matrix("token_embd.weight", writer.n_vocab, n_embd, 2.4 / n_embd**0.5)
     writer.vector("output_norm.weight", n_embd, 1.0, 0.2)
     if not tied:
-        writer.matrix("output.weight", writer.n_vocab, n_embd, 2.4 / n_embd**0.5)
+        writer.matrix("output.weight", writer.n_vocab, n_embd, logit_std / n_embd**0.5)
     for layer in range(n_layer + n_mtp):
         block = f"blk.{layer}."
         writer.vector(block + "attn_norm.weight", n_embd, 1.0, 0.2)

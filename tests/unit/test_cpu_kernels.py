@@ -37,6 +37,9 @@ SECTIONS = (
     "attention_unseen_keys",
     "experts",
     "routing",
+    "gates",
+    "causal_conv",
+    "delta_net",
     "encoder_searches",
     "errors",
     "negative_control",
@@ -103,7 +106,7 @@ def test_backend_equals_reference_bit_for_bit(driver: Path, instruction_set: str
 @pytest.mark.parametrize("threads", [1, 2])
 def test_number_of_threads_does_not_change_bits(driver: Path, threads: int) -> None:
     best = list(available_sections(driver))[-1]
-    for section in ("linear_combinations", "attention_unseen_keys", "experts"):
+    for section in ("linear_combinations", "attention_unseen_keys", "experts", "causal_conv", "delta_net"):
         done = subprocess.run([str(driver), best, str(threads), section], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 

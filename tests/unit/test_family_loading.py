@@ -12,21 +12,12 @@ import pytest
 from pyllama._engine import Engine, Model
 from pyllama.errors import ModelError
 from support.logits import assert_same_bits, position_logits
-from support.rewritten_gguf import ARRAY, F32, STRING, U32, edit_one, rewrite
+from support.rewritten_gguf import ARRAY, F32, STRING, U32, cut, edit_one, rewrite, without
 from support.tiny_models import write_tiny_model
 
 I32 = gguf.GGUFValueType.INT32
 BOOL = gguf.GGUFValueType.BOOL
 WINDOW, PATTERN = "gemma3.attention.sliding_window", "gemma3.attention.sliding_window_pattern"
-
-
-def without(name: str) -> dict[str, Any]:
-    return {"tensors": edit_one(name, lambda data: None)}
-
-
-def cut(name: str) -> dict[str, Any]:
-    """Without the last of its rows (of its experts, of its values)."""
-    return {"tensors": edit_one(name, lambda data: data[:-1])}
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 from pyllama._engine import Engine, Model, backend_info
 from pyllama.errors import GgufError, InvalidArgument, ModelError
+from support.logits import assert_same_bits, position_logits
 from support.rewritten_gguf import ARRAY, F32, STRING, U32, edit_one, rewrite
 from support.tiny_llama import write_tiny_llama
 
@@ -118,3 +119,19 @@ def test_model_facts_come_from_the_file(tmp_path: Path) -> None:
     assert model.size_bytes == sum(int(tensor.n_bytes) for tensor in reader.tensors)
     assert model.ftype_label == "Q8_0"
     assert model.metadata["general.name"] == "tiny random llama"
+
+
+def test_a_bias_of_the_fused_projection_is_the_biases_of_its_parts(tmp_path: Path) -> None:
+    parts = write_tiny_llama(tmp_path / "parts.gguf", fused_qkv=True, qkv_bias=True)
+    biases = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(parts).tensors if ".bias" in tensor.name}
+    fused = {
+        f"blk.{layer}.attn_qkv.bias": np.concatenate([biases[f"blk.{layer}.attn_{part}.bias"] for part in "qkv"])
+        for layer in range(2)
+    }
+
+    def without_parts(name: str, data: np.ndarray) -> np.ndarray | None:
+        return None if name in biases else data
+
+    whole = rewrite(parts, tmp_path / "whole.gguf", tensors=without_parts, extra=fused)
+    logits = [position_logits(Engine(Model(path), n_ctx=256), list(range(3, 33))) for path in (parts, whole)]
+    assert_same_bits(logits[1], logits[0], "attn_qkv.bias")

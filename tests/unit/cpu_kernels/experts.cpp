@@ -1,5 +1,6 @@
 // Mixture of experts against the reference, bit for bit: the choice of experts, products by experts of equal and of
 // different forms, and their sum.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -15,6 +16,8 @@ struct Stack {
 
 Stack make_stack(Pair& pair, QuantType type, int32_t k, int32_t n, int32_t experts, Random& random) {
   Stack stack;
+  stack.fast.in_features = stack.plain.in_features = k;
+  stack.fast.out_features = stack.plain.out_features = n;
   for (int32_t e = 0; e < experts; ++e) {
     const auto rows = random_rows(type, k, n, random);
     stack.fast.experts.push_back(pair.fast->pack_linear(type, k, n, rows.data(), pair.pool));
@@ -52,15 +55,30 @@ void expect_top(Failures& failures, Tensor logits, const Routing& routing, const
   }
 }
 
+// The experts of other ranks: their matrices are not here.
+void drop_experts(Stack& stack, int32_t first_kept) {
+  for (int32_t e = 0; e < first_kept; ++e) stack.fast.experts[static_cast<size_t>(e)] = nullptr;
+  for (int32_t e = 0; e < first_kept; ++e) stack.plain.experts[static_cast<size_t>(e)] = nullptr;
+}
+
+void expect_zeros_of_dropped(Failures& failures, Tensor y, const Routing& routing, int32_t first_kept,
+                             const std::string& what) {
+  for (int32_t slot = 0; slot < y.rows; ++slot) {
+    const bool zeros = std::all_of(y.row(slot), y.row(slot) + y.features, [](float value) { return value == 0; });
+    failures.expect(zeros == (routing.expert[slot] < first_kept), what + ": zeros in the wrong slots");
+  }
+}
+
 void check_mixture(Pair& pair, Failures& failures, QuantType gate_type, QuantType up_type, QuantType down_type,
-                   int32_t experts, int32_t used, int32_t rows, Random& random) {
+                   int32_t experts, int32_t used, int32_t rows, Random& random, int32_t first_kept = 0) {
   constexpr int32_t hidden = 256, ffn = 256;
   const std::string what = std::string(traits(gate_type).name) + "/" + std::string(traits(up_type).name) + "/" +
                            std::string(traits(down_type).name) + ", " + std::to_string(used) + " of " +
                            std::to_string(experts) + " experts, " + std::to_string(rows) + " rows";
-  const Stack gate = make_stack(pair, gate_type, hidden, ffn, experts, random);
-  const Stack up = make_stack(pair, up_type, hidden, ffn, experts, random);
-  const Stack down = make_stack(pair, down_type, ffn, hidden - 3, experts, random);
+  Stack gate = make_stack(pair, gate_type, hidden, ffn, experts, random);
+  Stack up = make_stack(pair, up_type, hidden, ffn, experts, random);
+  Stack down = make_stack(pair, down_type, ffn, hidden - 3, experts, random);
+  for (Stack* stack : {&gate, &up, &down}) drop_experts(*stack, first_kept);
   const std::vector<float> inputs = random_inputs(rows, hidden, random);
   const std::vector<float> logits = random_inputs(rows, experts, random);
   const Ops::Scope fast_scope(*pair.fast_ops), plain_scope(*pair.plain_ops);
@@ -78,6 +96,8 @@ void check_mixture(Pair& pair, Failures& failures, QuantType gate_type, QuantTyp
   failures.expect_same(values_of(f), values_of(plain_f), "gated_expert_linear " + what);
   failures.expect_same(values_of(d), values_of(plain_d), "expert_linear " + what);
   failures.expect_same(values_of(y), values_of(plain_y), "mix_experts " + what);
+  expect_zeros_of_dropped(failures, f, routing, first_kept, "gated_expert_linear " + what);
+  expect_zeros_of_dropped(failures, d, routing, first_kept, "expert_linear " + what);
 }
 
 }  // namespace
@@ -92,6 +112,12 @@ void test_experts(Pair& pair, Failures& failures) {
                     types[(i + 1) % std::size(types)], 6, rows % 3 + 1, rows, random);
   check_mixture(pair, failures, QuantType::F32, QuantType::F32, QuantType::F32, 1, 1, 5, random);
   check_mixture(pair, failures, QuantType::Q8_0, QuantType::Q8_0, QuantType::Q8_0, 4, 4, 5, random);
+  check_mixture(pair, failures, QuantType::Q4_K, QuantType::Q4_K, QuantType::Q6_K, 512, 10, 3, random);
+  for (const int32_t rows : {1, 40}) {
+    check_mixture(pair, failures, QuantType::Q4_K, QuantType::Q4_K, QuantType::F16, 6, 3, rows, random, 2);
+    check_mixture(pair, failures, QuantType::F16, QuantType::Q8_0, QuantType::Q8_0, 6, 3, rows, random, 5);
+    check_mixture(pair, failures, QuantType::Q8_0, QuantType::Q8_0, QuantType::Q8_0, 6, 3, rows, random, 6);
+  }
 }
 
 void test_routing(Pair& pair, Failures& failures) {

@@ -1,0 +1,146 @@
+"""What the slots hold in the engine: reusing prefixes, keeping states, giving memory back. Engine thread only.
+
+The engine finds a prefix wherever it is: in the slot itself, in another one, or among copies in host memory. Whatever a
+slot gives up for another prompt is kept there as far as `--cache-ram` allows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
+from pyllama.errors import ContextFull, InvalidArgument, OutOfMemory
+from pyllama.server.slots import Slot
+
+log = logging.getLogger("pyllama.server.slot")
+
+NO_PAGE = "no page"  # PrefixReuse.limit: a copy in host memory found no room in the pool
+
+
+class SlotMemory:
+    """Keeps `Slot.tokens` true to the engine. rule: where states are kept; None for models that need no such copies.
+
+    usage: the cache in host memory (`pyllama._engine.CacheUsage`) after the last change; any thread may read it.
+    """
+
+    def __init__(self, engine: Any, slots: Sequence[Slot], rule: CheckpointRule | None) -> None:
+        self._engine = engine
+        self._slots = slots
+        self._rule = rule
+        self._n_uses = 0
+        self.usage: Any = engine.cache_usage()
+
+    def reuse(self, slot: Slot, prompt: list[int]) -> Any:
+        """The slot := the longest known beginning of a prompt but for its last token. The engine's `PrefixReuse`.
+
+        Idle slots make room for a copy that comes back from host memory: the prompt would take their pages anyway.
+        """
+        most = len(prompt) - 1
+        try:
+            found = self._engine.reuse_prefix(slot.id, prompt, most)
+            slot.tokens = prompt[: found.length]
+            while found.limit == NO_PAGE and self.drop_idle():
+                found = self._engine.reuse_prefix(slot.id, prompt, most)
+                slot.tokens = prompt[: found.length]
+        except OutOfMemory as error:  # the answer does not depend on the cache
+            log.warning("slot %2d | no host memory for the prompt cache, the prompt is computed: %s", slot.id, error)
+            self.clear(slot)
+            return None
+        finally:
+            self._note_usage()
+        return found
+
+    def plan_checkpoints(self, slot: Slot, prompt: list[int]) -> None:
+        """Choose the positions for the part of a prompt that the slot does not hold yet."""
+        n_held = len(slot.tokens)
+        slot.checkpoints = self._rule.positions(prompt[n_held:], n_held) if self._rule is not None else []
+        self.keep_state(slot, is_generating=False)
+
+    def keep_state(self, slot: Slot, *, is_generating: bool) -> None:
+        """A checkpoint, if the slot has reached a position for one: planned, or a full page of an answer."""
+        if self._rule is None:
+            return
+        n_held = len(slot.tokens)
+        if n_held in slot.checkpoints or (is_generating and n_held % PAGE_TOKENS == 0):
+            try:
+                self._engine.checkpoint(slot.id)
+            except OutOfMemory as error:
+                log.warning("slot %2d | no host memory for a checkpoint at %d: %s", slot.id, n_held, error)
+            self._note_usage()
+
+    def share(self, source: Slot, target: Slot, length: int) -> None:
+        """The target := the first `length` tokens of the source; all of them, for models that keep states."""
+        if length > 0:
+            self._engine.fork(source.id, target.id, length)
+            target.tokens = source.tokens[:length]
+
+    def forget(self, slot: Slot) -> None:
+        """Give the slot's pages back; what they held is kept in host memory."""
+        slot.checkpoints = []
+        if not slot.tokens:
+            return
+        try:
+            self._engine.release(slot.id)
+            slot.tokens = []
+        except OutOfMemory as error:
+            log.warning("slot %2d | no host memory to keep %d tokens: %s", slot.id, len(slot.tokens), error)
+            self.clear(slot)
+        self._note_usage()
+
+    def clear(self, slot: Slot) -> None:
+        """Give the slot's pages back and keep nothing of them."""
+        slot.checkpoints = []
+        self._engine.clear(slot.id)
+        slot.tokens = []
+
+    def drop_idle(self) -> bool:
+        """The least recently used idle slot gives its pages back; False when no idle slot holds any."""
+        held = [slot for slot in self._slots if slot.generation is None and slot.tokens]
+        if not held:
+            return False
+        victim = min(held, key=lambda slot: slot.last_used)
+        log.info("slot %2d | the cache is dropped to make room, n_tokens = %d", victim.id, len(victim.tokens))
+        self.forget(victim)
+        return True
+
+    def mark_used(self, slot: Slot) -> None:
+        self._n_uses += 1
+        slot.last_used = self._n_uses
+
+    # ---- actions on idle slots, see `EngineLoop.on_idle_slot`
+
+    def save(self, slot: Slot) -> tuple[list[int], bytes]:
+        """The tokens that a slot holds, and their state."""
+        return list(slot.tokens), self._engine.save_sequence(slot.id)
+
+    def restore(self, slot: Slot, tokens: list[int], state: bytes) -> None:
+        """The slot holds `tokens` with their state; after an error (`PyllamaError`) it is empty.
+
+        Other idle slots forget their tokens when the pool is full.
+        """
+        self.forget(slot)
+        while True:
+            try:
+                self._engine.load_sequence(slot.id, state)
+                break
+            except ContextFull:
+                if not self.drop_idle():
+                    raise
+            finally:
+                self._note_usage()
+        if self._engine.length(slot.id) != len(tokens):
+            self._engine.clear(slot.id)
+            raise InvalidArgument(f"the state is not that of {len(tokens)} tokens")
+        slot.tokens = tokens
+        self.mark_used(slot)
+
+    def erase(self, slot: Slot) -> int:
+        """The number of tokens that the slot forgets."""
+        n_tokens = len(slot.tokens)
+        self.clear(slot)
+        return n_tokens
+
+    def _note_usage(self) -> None:
+        self.usage = self._engine.cache_usage()

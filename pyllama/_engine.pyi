@@ -145,6 +145,9 @@ class Model:
     def is_recurrent(self) -> bool:
         """Whether sequences carry a state that cannot be cut back: they are kept and shared whole or not at all."""
     @property
+    def n_swa(self) -> int:
+        """Tokens that layers with a sliding window see, the row's own included; 0: there are none."""
+    @property
     def n_mtp(self) -> int:
         """Loaded blocks of multi-token prediction."""
     @property
@@ -255,7 +258,7 @@ class Engine:
     thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
     thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
     cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states or
-    windows that it keeps per sequence. swa_full: keep what is behind sliding windows, which takes memory but leaves every
+    windows that it keeps per sequence. swa_full: keep what is behind sliding windows; it takes memory, but leaves every
     beginning of a sequence usable.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
@@ -322,8 +325,9 @@ class Engine:
     def free_tokens(self) -> int:
         """Tokens of pages that no sequence holds."""
     def truncate(self, seq_id: int, length: int) -> None:
-        """Keep the first `length` tokens. InvalidArgument when the sequence is shorter, recurrent and cut inside, or has
-        forgotten the window at that place.
+        """Keep the first `length` tokens.
+
+        InvalidArgument when the sequence is shorter, recurrent and cut inside, or has forgotten the window there.
         """
     def fork(self, src: int, dst: int, length: int) -> None:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write). Errors as `truncate`."""

@@ -350,6 +350,10 @@ cdef class Model:
         return bool(self.model().text().is_recurrent())
 
     @property
+    def n_swa(self):
+        return self.model().text().sliding_window()
+
+    @property
     def n_mtp(self):
         return self.model().text().loaded_mtp_blocks()
 

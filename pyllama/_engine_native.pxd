@@ -121,6 +121,7 @@ cdef extern from "model/model.h" namespace "v100" nogil:
         const Hyperparameters& hyperparameters() const
         bool is_recurrent() except +translate_error
         int32_t loaded_mtp_blocks() const
+        int32_t sliding_window() const
 
 cdef extern from "ops/ops.h" namespace "v100" nogil:
     cdef cppclass Backend:

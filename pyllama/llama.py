@@ -81,8 +81,10 @@ class Llama:
     without it; for a recurrent one up to 8192, at most a quarter of the memory to be had.
     ctx_checkpoints: most states of a recurrent model that are kept of one text. Its sequence cannot be cut back, so an
     edited text goes on from the last state before the edit.
+    swa_full: False lets layers with a sliding window forget what is behind it. They then take the memory of the window,
+    and an edited text goes on from a kept state, as that of a recurrent model does. None is True.
     n_gpu_layers, split_mode, main_gpu, tensor_split, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload,
-    swa_full, no_perf, numa: accepted; they do not change results, and there is nothing for them to do on the CPU.
+    no_perf, numa: accepted; they do not change results, and there is nothing for them to do on the CPU.
 
     Thread-safe: a call runs to its end before the next one on the same object begins; a stream counts as running until
     it is exhausted or closed. `close`, or leaving a ``with`` block, gives the memory back.
@@ -209,13 +211,16 @@ class Llama:
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
-            cache_bytes = _cache_bytes(cache_mib, is_recurrent=model.is_recurrent)
-            keeps_states = model.is_recurrent and cache_bytes != 0 and n_checkpoints > 0
+            keeps_windows = swa_full is None or bool(swa_full)
+            needs_checkpoints = model.is_recurrent or (model.n_swa > 0 and not keeps_windows)
+            cache_bytes = _cache_bytes(cache_mib, needs_checkpoints=needs_checkpoints)
+            keeps_states = needs_checkpoints and cache_bytes != 0 and n_checkpoints > 0
             engine = _engine.Engine(
                 model,
                 n_ctx=n_ctx or model.n_ctx_train,
                 cache_bytes=cache_bytes,
                 n_checkpoints=n_checkpoints,
+                swa_full=keeps_windows,
                 **engine_options,
             )
             on_error.callback(engine.close)
@@ -737,10 +742,10 @@ class Llama:
             self.close()
 
 
-def _cache_bytes(mebibytes: int | None, *, is_recurrent: bool) -> int:
+def _cache_bytes(mebibytes: int | None, *, needs_checkpoints: bool) -> int:
     """The engine's budget for the argument `cache_ram`; -1: no limit."""
     if mebibytes is None:
-        return default_cache_bytes() if is_recurrent else 0
+        return default_cache_bytes() if needs_checkpoints else 0
     return mebibytes * MEBIBYTE if mebibytes >= 0 else -1
 
 

@@ -55,6 +55,7 @@ class ServerSettings:
     slot_prompt_similarity: float = 0.1
     cache_ram: int | None = None  # MiB; -1: no limit, None: as the memory of the machine allows
     n_checkpoints: int = 32
+    swa_full: bool = False
     checkpoint_min_step: int = 8192
     n_predict: int = -1
     shows_special: bool = False
@@ -146,6 +147,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         slot_prompt_similarity=options.slot_prompt_similarity,
         cache_ram=options.cache_ram if "cache_ram" in given else None,
         n_checkpoints=max(0, options.ctx_checkpoints),
+        swa_full=options.swa_full,
         checkpoint_min_step=options.checkpoint_min_step,
         n_predict=options.n_predict,
         shows_special=options.special,

@@ -142,6 +142,12 @@ class Model:
     @property
     def n_layer(self) -> int: ...
     @property
+    def pooling_type(self) -> str:
+        """How the file wants embeddings pooled, one of `pooling_types`; ``none`` when it does not say."""
+    @property
+    def n_labels(self) -> int:
+        """Outputs of the classification head; 0: the file has none, and the model cannot rank."""
+    @property
     def is_recurrent(self) -> bool:
         """Whether sequences carry a state that cannot be cut back: they are kept and shared whole or not at all."""
     @property
@@ -216,6 +222,38 @@ class Work(NamedTuple):
     sampler: Sampler | None = None
     n_probs: int = 0
     post_sampling_probs: bool = False
+
+pooling_types: tuple[str, ...]
+"""``none, mean, cls, last, rank``, in the order of their numbers in files."""
+
+@final
+class HiddenPool:
+    """Turns the hidden states of one text into its embedding; see `EmbeddingWork`.
+
+    pooling_type: ``none`` keeps the state of every token, ``mean`` takes their average, ``cls`` the first token's,
+    ``last`` the last one's, and ``rank`` what the model's classification head makes of the last one's (of qwen3
+    probabilities). n_embd: of the model. Raises `InvalidArgument`.
+    """
+
+    def __init__(self, pooling_type: str, n_embd: int) -> None: ...
+    @property
+    def pooling_type(self) -> str: ...
+    @property
+    def n_tokens(self) -> int:
+        """Of the text so far."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text has ended."""
+    def values(self) -> NDArray[np.float32]:
+        """``[n_embd]``, with ``none`` ``[n_tokens, n_embd]``, with ``rank`` ``[n_labels]``. Not normalised."""
+
+class EmbeddingWork(NamedTuple):
+    """Append `tokens` to a sequence; `pool`, which has taken in all tokens of it so far, gets their hidden states."""
+
+    seq_id: int
+    tokens: Sequence[int]
+    pool: HiddenPool
+    ends: bool = True  # the text ends with these tokens
 
 class StepOutput(NamedTuple):
     seq_id: int
@@ -319,6 +357,13 @@ class Engine:
         `InvalidArgument` for token ids outside the vocabulary, an unknown or repeated sequence, an empty item.
         """
 
+    def embed(self, work: Sequence[EmbeddingWork]) -> None:
+        """Move any set of texts on towards their embeddings. A text may come in pieces: the embedding is the same.
+
+        All or nothing, as `step`, with the same errors; also `InvalidArgument` for a pool that does not fit its
+        sequence or that another item uses, and for ``rank`` with a model without a classification head.
+        """
+
     # Sequence memory. Lengths are in tokens.
     def length(self, seq_id: int) -> int: ...
     def can_append(self, seq_id: int, n_tokens: int) -> bool: ...
@@ -332,6 +377,16 @@ class Engine:
     def fork(self, src: int, dst: int, length: int) -> None:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write). Errors as `truncate`."""
     def clear(self, seq_id: int) -> None: ...
+    @property
+    def can_shift(self) -> bool:
+        """Whether `shift` works: not for recurrent models, for positions of several channels, or without `swa_full`."""
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        """Keep the first `n_keep` tokens, drop the next `n_discard`, and move the rest down to their positions.
+
+        The sequence can then go on; what the moved tokens had taken from the dropped ones stays in them. Raises
+        `InvalidArgument` for a model that cannot and for counts the sequence does not have, and `ContextFull`, having
+        changed nothing, when pages shared with other sequences cannot be copied.
+        """
 
     # Prefix reuse. What a sequence loses goes to host memory as far as ``cache_bytes`` allows.
     def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:

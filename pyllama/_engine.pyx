@@ -19,7 +19,8 @@ from libcpp.vector cimport vector
 
 from pyllama cimport _engine_native as native
 from pyllama._engine_native cimport (
-    ByteSpan, FlagSpan, FloatSpan, GgufValueType, QuantType, SamplerStage, TokenSpan, byte, string_view, traits, view_of,
+    ByteSpan, FlagSpan, FloatSpan, GgufValueType, PoolingType, QuantType, SamplerStage, TokenSpan, byte, string_view,
+    traits, view_of,
 )
 from pyllama.errors import InvalidArgument, PyllamaError
 
@@ -27,6 +28,7 @@ KeyValue = namedtuple("KeyValue", "key type value")
 TypeTraits = namedtuple("TypeTraits", "id block_values block_bytes is_quantized")
 TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
 Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs", defaults=(None, 0, False))
+EmbeddingWork = namedtuple("EmbeddingWork", "seq_id tokens pool ends", defaults=(True,))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
 InputSums = namedtuple("InputSums", "squares n_rows")
 PrefixReuse = namedtuple("PrefixReuse", "length matched source checkpoint limit")
@@ -346,6 +348,14 @@ cdef class Model:
         return self.model().text().hyperparameters().layers
 
     @property
+    def pooling_type(self):
+        return _pooling_names[<int>self.model().text().hyperparameters().pooling]
+
+    @property
+    def n_labels(self):
+        return self.model().text().hyperparameters().labels if self.model().text().classifier() != NULL else 0
+
+    @property
     def is_recurrent(self):
         return bool(self.model().text().is_recurrent())
 
@@ -470,6 +480,43 @@ cdef class Sampler:
         copy.ptr = native.copy_sampler(deref(self.ptr))
         return copy
 
+
+cdef dict _pooling_types = {
+    "none": <int>PoolingType.none, "mean": <int>PoolingType.mean, "cls": <int>PoolingType.cls,
+    "last": <int>PoolingType.last, "rank": <int>PoolingType.rank,
+}
+pooling_types = tuple(_pooling_types)
+cdef dict _pooling_names = {number: name for name, number in _pooling_types.items()}
+
+
+cdef class HiddenPool:
+    cdef shared_ptr[native.HiddenPool] ptr
+
+    def __init__(self, str pooling_type not None, int32_t n_embd):
+        if pooling_type not in _pooling_types:
+            raise InvalidArgument(f"pooling type '{pooling_type}' is not one of {', '.join(_pooling_types)}")
+        self.ptr = native.new_hidden_pool(<PoolingType><int>_pooling_types[pooling_type], n_embd)
+
+    @property
+    def pooling_type(self):
+        return _pooling_names[<int>self.ptr.get().type()]
+
+    @property
+    def n_tokens(self):
+        return self.ptr.get().n_tokens()
+
+    @property
+    def is_complete(self):
+        return self.ptr.get().is_complete()
+
+    def values(self):
+        cdef vector[float] values = self.ptr.get().values()
+        result = np.empty(values.size(), dtype=np.float32)
+        if values.size():
+            np.copyto(result, <const float[:values.size()]>values.data())
+        return result.reshape(-1, self.ptr.get().hidden()) if self.ptr.get().type() == PoolingType.none else result
+
+
 cdef class Engine:
     cdef shared_ptr[native.Engine] ptr
     cdef int32_t n_vocab
@@ -575,6 +622,28 @@ cdef class Engine:
         return [StepOutput(outputs[i].sequence, outputs[i].token, outputs[i].logprob, probability_list(outputs[i].top))
                 for i in range(outputs.size())]
 
+    def embed(self, work):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[native.EmbeddingWork] items
+        cdef vector[vector[int32_t]] tokens
+        cdef native.EmbeddingWork item
+        cdef HiddenPool pool
+        cdef size_t i
+        pools = []  # alive until the call returns
+        for seq_id, item_tokens, item_pool, ends in work:
+            tokens.push_back(token_vector(item_tokens))
+            pool = item_pool
+            pools.append(pool)
+            item.sequence = seq_id
+            item.pool = pool.ptr.get() if pool is not None else NULL
+            item.ends = ends
+            items.push_back(item)
+        for i in range(items.size()):  # only now: growing `tokens` moved its elements
+            items[i].tokens = TokenSpan(tokens[i].data(), tokens[i].size())
+        cdef native.EmbeddingWorkSpan view = native.EmbeddingWorkSpan(items.data(), items.size())
+        with nogil:
+            engine.get().embed(view)
+
     def decode(self, tokens, seq_ids=None, logits=None):
         cdef shared_ptr[native.Engine] engine = self.engine()
         cdef vector[int32_t] native_tokens = token_vector(tokens)
@@ -624,6 +693,15 @@ cdef class Engine:
 
     def clear(self, int32_t seq_id):
         self.engine().get().clear(seq_id)
+
+    @property
+    def can_shift(self):
+        return bool(self.engine().get().can_shift())
+
+    def shift(self, int32_t seq_id, int32_t n_keep, int32_t n_discard):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        with nogil:
+            engine.get().shift(seq_id, n_keep, n_discard)
 
     def reuse_prefix(self, int32_t seq_id, tokens, int32_t most):
         cdef shared_ptr[native.Engine] engine = self.engine()

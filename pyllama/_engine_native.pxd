@@ -98,12 +98,16 @@ cdef extern from "gguf/metadata.h" namespace "v100" nogil:
         pass
 
 cdef extern from "model/hyperparameters.h" namespace "v100" nogil:
+    cdef enum class PoolingType(int32_t):
+        none, mean, cls, last, rank
     cdef cppclass Hyperparameters:
         string architecture
         int32_t context_length
         int32_t hidden
         int32_t layers
         int32_t vocab
+        PoolingType pooling
+        int32_t labels
 
 cdef extern from "model/rope.h" namespace "v100" nogil:
     cdef cppclass RopeSettings:
@@ -117,8 +121,11 @@ cdef extern from "model/rope.h" namespace "v100" nogil:
         optional[double] yarn_beta_slow
 
 cdef extern from "model/model.h" namespace "v100" nogil:
+    cdef cppclass Classifier:
+        pass
     cdef cppclass TextModel:
         const Hyperparameters& hyperparameters() const
+        const Classifier* classifier() const
         bool is_recurrent() except +translate_error
         int32_t loaded_mtp_blocks() const
         int32_t sliding_window() const
@@ -187,6 +194,14 @@ cdef extern from "ops/observed.h" namespace "v100" nogil:
         vector[int64_t] n_rows
     ctypedef map[string, InputSums] InputStatistics
 
+cdef extern from "engine/hidden_pool.h" namespace "v100" nogil:
+    cdef cppclass HiddenPool:
+        PoolingType type() const
+        int32_t hidden() const
+        int32_t n_tokens() const
+        bool is_complete() const
+        vector[float] values() except +translate_error
+
 cdef extern from "memory/prefix_memory.h" namespace "v100" nogil:
     cdef cppclass PrefixReuse:
         int32_t length
@@ -204,6 +219,14 @@ cdef extern from "memory/prefix_memory.h" namespace "v100" nogil:
         int64_t n_evicted
 
 cdef extern from "engine/engine.h" namespace "v100" nogil:
+    cdef cppclass EmbeddingWork:
+        int32_t sequence
+        TokenSpan tokens
+        HiddenPool* pool
+        bool ends
+    cdef cppclass EmbeddingWorkSpan "std::span<const v100::EmbeddingWork>":
+        EmbeddingWorkSpan()
+        EmbeddingWorkSpan(EmbeddingWork* data, size_t size)
     cdef cppclass ThreadSettings:
         vector[vector[int32_t]] cpus
         int32_t priority
@@ -246,6 +269,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         size_t kv_bytes() const
         bool needs_checkpoints() const
         vector[StepOutput] step(WorkSpan work, int32_t n_passes) except +translate_error
+        void embed(EmbeddingWorkSpan work) except +translate_error
         void decode(TokenSpan tokens, TokenSpan sequences, FlagSpan wanted) except +translate_error
         FloatSpan logits() const
         int32_t logits_rows() const
@@ -255,6 +279,9 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         void truncate(int32_t sequence, int32_t length) except +translate_error
         void fork(int32_t source, int32_t destination, int32_t length) except +translate_error
         void clear(int32_t sequence) except +translate_error
+        bool can_shift() except +translate_error
+        void shift(int32_t sequence, int32_t n_keep, int32_t n_discard) except +translate_error
+
         PrefixReuse reuse_prefix(int32_t sequence, TokenSpan tokens, int32_t most) except +translate_error
         void checkpoint(int32_t sequence) except +translate_error
         void release(int32_t sequence) except +translate_error
@@ -284,4 +311,5 @@ cdef extern from "native_bridge.h" namespace "v100" nogil:
     shared_ptr[const LoadedModel] load_model(const ModelParams& params) except +translate_error
     shared_ptr[Sampler] new_sampler(int32_t n_vocab, const SamplerParams& params) except +translate_error
     shared_ptr[Sampler] copy_sampler(const Sampler& other) except +translate_error
+    shared_ptr[HiddenPool] new_hidden_pool(PoolingType type, int32_t hidden) except +translate_error
     shared_ptr[Engine] new_engine(shared_ptr[const LoadedModel] model, const EngineParams& params) except +translate_error

@@ -13,6 +13,24 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class EmbeddingUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingData(TypedDict):
+    object: Literal["embedding"]
+    embedding: list[float] | list[list[float]]  # of the text, without pooling one per token
+    index: int
+
+
+class CreateEmbeddingResponse(TypedDict):
+    object: Literal["list"]
+    data: list[EmbeddingData]
+    model: str
+    usage: EmbeddingUsage
+
+
 class CompletionLogprobs(TypedDict):
     """Parallel lists, one entry per token. The first token of an echoed prompt has None for both values."""
 

@@ -35,7 +35,14 @@ from pyllama.completion import (
     refuse_unsupported,
     with_plain_content,
 )
-from pyllama.completion_types import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk
+from pyllama.completion_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    CreateEmbeddingResponse,
+)
+from pyllama.embeddings import TextEmbedder, read_pooling_type
 from pyllama.errors import InvalidArgument
 from pyllama.gguf.split_set import check_parts
 from pyllama.host_memory import MEBIBYTE, default_cache_bytes
@@ -53,11 +60,15 @@ from pyllama.llama_values import (
     token_or_none,
 )
 from pyllama.tokenizer import Tokenizer
+from pyllama.vector_norm import normalized
 
 logger = logging.getLogger("pyllama")
 
 RANDOM_SEED = 0xFFFFFFFF
 """The seed that stands for a new random seed in every call."""
+
+EMBEDDED_TOGETHER = 16
+"""Texts that one pass through the model embeds at most."""
 
 
 class Llama:
@@ -72,6 +83,10 @@ class Llama:
     n_threads, n_threads_batch: for generation, and for prompts; None takes all cores, and as `n_threads`.
     thread_cpus, thread_priority, thread_poll: where and how these threads run, as `pyllama._engine.Engine` takes them.
     rope_*, yarn_*: override what the file says; 0 or -1 leave it.
+    embedding: make `embed` and `create_embedding` work.
+    pooling_type: how they make one vector of a text's hidden states, as number or name: 0 ``"none"`` (a vector for each
+    token), 1 ``"mean"``, 2 ``"cls"`` (the first token's), 3 ``"last"``, 4 ``"rank"`` (the scores of a reranker's head);
+    -1 as the file says, ``"none"`` when it does not.
     logits_all: keep the logits of every token in `scores` (n_vocab f32 values each), not only of the last one.
     last_n_tokens_size: tokens that the repeat, presence and frequency penalties look back at.
     chat_format: name or Jinja source of a chat template that replaces the one in the file.
@@ -112,7 +127,7 @@ class Llama:
         n_threads: int | None = None,
         n_threads_batch: int | None = None,
         rope_scaling_type: int | str | None = -1,
-        pooling_type: int = -1,
+        pooling_type: int | str = -1,
         rope_freq_base: float = 0.0,
         rope_freq_scale: float = 0.0,
         yarn_ext_factor: float = -1.0,
@@ -147,17 +162,16 @@ class Llama:
         verbose: bool = True,
     ) -> None:
         self._sequence: TokenSequence | None = None
+        self._embedder: TextEmbedder | None = None
         self._is_closed = False
         self._queue = CallQueue()
         for name, value, neutral in (
-            ("embedding", embedding, False),
             ("lora_base", lora_base, None),
             ("lora_path", lora_path, None),
             ("chat_handler", chat_handler, None),
             ("draft_model", draft_model, None),
             ("tokenizer", tokenizer, None),
             ("spm_infill", spm_infill, False),
-            ("pooling_type", pooling_type, -1),
         ):
             if value != neutral:
                 raise InvalidArgument(f"{name}={value!r} is not supported yet (only {neutral!r})")
@@ -183,7 +197,7 @@ class Llama:
 
         n_batch = read_count("n_batch", n_batch, at_least=1)
         engine_options = {
-            "n_seq_max": 1,
+            "n_seq_max": 1 + (EMBEDDED_TOGETHER if embedding else 0),  # this object's sequence is the first
             "n_batch": n_batch,
             "n_ubatch": min(read_count("n_ubatch", n_ubatch, at_least=1), n_batch),
             "n_threads": read_count("n_threads", n_threads or 0),
@@ -231,6 +245,11 @@ class Llama:
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
             )
+            self._pooling_type = read_pooling_type(pooling_type, model)
+            if embedding:
+                sequences = range(1, 1 + EMBEDDED_TOGETHER)
+                self._embedder = TextEmbedder(engine, sequences, self._pooling_type, model.n_embd)
+                self._longest_embedded = min(n_batch, engine.n_ctx)
             on_error.pop_all()
 
     @classmethod
@@ -258,6 +277,11 @@ class Llama:
     def n_embd(self) -> int:
         """Width of the hidden state."""
         return self._n_embd
+
+    def pooling_type(self) -> int:
+        """How embeddings are pooled: 0 none, 1 mean, 2 cls, 3 last, 4 rank."""
+        self._open_sequence()
+        return _engine.pooling_types.index(self._pooling_type)
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -647,8 +671,72 @@ class Llama:
         with self._call():
             return chat_response(request, collect(deltas))
 
-    def create_embedding(self, input: str | Sequence[str], model: str | None = None) -> NoReturn:  # noqa: A002
-        raise InvalidArgument("create_embedding is not supported yet")
+    # -------------------------------------------------------------------------------- embeddings
+
+    def create_embedding(
+        self,
+        input: str | Sequence[str],  # noqa: A002
+        model: str | None = None,
+    ) -> CreateEmbeddingResponse:
+        """The embeddings of `input`, as `embed` gives them, in the shape of the OpenAI API."""
+        texts = [input] if isinstance(input, str) else list(input)
+        embeddings, n_tokens = self.embed(texts, return_count=True)
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "embedding": embedding, "index": index}
+                for index, embedding in enumerate(embeddings)
+            ],
+            "model": model or self.model_path,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+
+    def embed(
+        self,
+        input: str | Sequence[str],  # noqa: A002
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """The embedding of a text as list of floats, or of several as list of such; without pooling a list per token.
+
+        normalize: divide each vector by its length.
+        truncate: use the beginning of a text that has more than `n_batch` tokens; else such a text is refused.
+        return_count: return a pair, the second the number of tokens used.
+
+        The sequence of tokens stays, unless its memory is needed. Raises `InvalidArgument` for a text without tokens
+        and for an object that was created without ``embedding=True``.
+        """
+        self._open_sequence()
+        if self._embedder is None:
+            raise InvalidArgument("this Llama object was created without embedding=True: it cannot embed")
+        texts = [input] if isinstance(input, str) else list(input)
+        tokens = []
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"embed takes texts, found {type(text).__name__} at position {index}")
+            ids = self.tokenize(text.encode("utf-8", "replace"))
+            if len(ids) > self._longest_embedded and not truncate:
+                raise InvalidArgument(
+                    f"text {index} has {len(ids)} tokens, more than the {self._longest_embedded} that n_batch and "
+                    "n_ctx allow; truncate=True uses its beginning"
+                )
+            if not ids:
+                raise InvalidArgument(f"text {index} has no tokens to embed")
+            tokens.append(ids[: self._longest_embedded])
+        with self._call() as sequence:
+            if not self._embedder.fits(max(map(len, tokens), default=0)):
+                sequence.truncate(0)
+            vectors = self._embedder.embed(tokens)
+        rows = [vector if vector.ndim == 2 else vector[None] for vector in vectors]
+        if normalize:
+            rows = [np.stack([normalized(row) for row in matrix]) for matrix in rows]
+        results = [
+            matrix.tolist() if vector.ndim == 2 else matrix[0].tolist()
+            for matrix, vector in zip(rows, vectors, strict=True)
+        ]
+        output = results[0] if isinstance(input, str) else results
+        return (output, sum(map(len, tokens))) if return_count else output
 
     def _read_prompt(self, prompt: str | Sequence[int]) -> tuple[list[int], str]:
         if isinstance(prompt, str):

@@ -70,6 +70,9 @@ inline std::shared_ptr<Sampler> new_sampler(int32_t n_vocab, const SamplerParams
   return std::make_shared<Sampler>(n_vocab, params);
 }
 inline std::shared_ptr<Sampler> copy_sampler(const Sampler& other) { return std::make_shared<Sampler>(other); }
+inline std::shared_ptr<HiddenPool> new_hidden_pool(PoolingType type, int32_t hidden) {
+  return std::make_shared<HiddenPool>(type, hidden);
+}
 inline std::shared_ptr<Engine> new_engine(std::shared_ptr<const LoadedModel> model, const EngineParams& params) {
   return std::make_shared<Engine>(std::move(model), params);
 }

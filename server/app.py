@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pyllama.server.api import chat, completions, info, slots, tokens
+from pyllama.server.api import chat, completions, embeddings, info, rerank, slots, tokens
 from pyllama.server.errors import NotFound
 from pyllama.server.middleware import (
     ApiKeyMiddleware,
@@ -43,6 +43,13 @@ ROUTES = (
     ("POST", "/v1/completions", completions.openai_completion),
     ("POST", "/chat/completions", chat.chat_completion),
     ("POST", "/v1/chat/completions", chat.chat_completion),
+    ("POST", "/embedding", embeddings.native_embeddings),
+    ("POST", "/embeddings", embeddings.native_embeddings),
+    ("POST", "/v1/embeddings", embeddings.openai_embeddings),
+    ("POST", "/rerank", rerank.rerank),
+    ("POST", "/reranking", rerank.rerank),
+    ("POST", "/v1/rerank", rerank.rerank),
+    ("POST", "/v1/reranking", rerank.rerank),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", chat.apply_template),

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
-from pyllama.errors import ContextFull, PyllamaError
+from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
 from pyllama.server import scheduler
+from pyllama.server.embedding_tasks import EmbeddingQueue, EmbeddingRequest
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
 from pyllama.server.metrics import Totals
@@ -43,6 +44,8 @@ class LoopSettings:
     max_passes: while every sequence generates and nothing waits, up to that many tokens of each are drawn in one engine
     step, as long as the step lasts no longer than `STEP_SECONDS`: on a small model the work between two steps would
     otherwise cost several per cent.
+    adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
+    n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
     checkpoints: where states are kept, for models whose sequences cannot be cut back (these take max_passes 1).
     """
 
@@ -53,13 +56,15 @@ class LoopSettings:
     mixes_prompts: bool = True
     max_queue: int = 1024
     max_passes: int = 1
+    n_embedding_rows: int = 512
+    adds_bos: bool = False
     checkpoints: CheckpointRule | None = None
 
 
 class EngineLoop:
     """Owner of the engine while it runs. `deliver` gets the events of each step, on the engine thread.
 
-    make_work: `pyllama._engine.Work`.
+    make_work: `pyllama._engine.Work`. embeddings: where `EmbeddingRequest`s go; None refuses them.
     """
 
     def __init__(
@@ -69,12 +74,14 @@ class EngineLoop:
         *,
         make_work: Callable[..., Any],
         deliver: Callable[[list[Event]], None],
+        embeddings: EmbeddingQueue | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
         self.memory = SlotMemory(engine, self.slots, settings.checkpoints)
         self.totals = Totals()
         self._engine = engine
+        self._embeddings = embeddings
         self._settings = settings
         self._n_batch = max(settings.n_batch, settings.n_slots + 1)
         self._make_work = make_work
@@ -89,6 +96,7 @@ class EngineLoop:
         self._events: list[Event] = []
         self._n_arrivals = 0
         self._has_stepped = True  # since the last time that a sequence gave way
+        self._embeddings_pause = False  # they gave way: a step comes first
         self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
 
@@ -96,19 +104,27 @@ class EngineLoop:
 
     @property
     def n_deferred(self) -> int:
-        """Prompts that wait for a slot."""
-        return len(self._waiting) + sum(len(request.groups) for request in tuple(self._arrived))
+        """Prompts that wait for a slot, and texts that wait to be embedded."""
+        n_arrived = sum(
+            len(request.tasks if isinstance(request, EmbeddingRequest) else request.groups)
+            for request in tuple(self._arrived)
+        )
+        return len(self._waiting) + n_arrived + (self._embeddings.n_waiting if self._embeddings else 0)
 
     @property
     def n_busy(self) -> int:
-        return sum(slot.generation is not None for slot in self.slots)
+        """Requests that run: slots that are in use, and texts being embedded."""
+        n_embedded = self._embeddings.n_running if self._embeddings else 0
+        return sum(slot.generation is not None for slot in self.slots) + n_embedded
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: ActiveRequest) -> None:
-        """Queue all groups of a request. Raises `QueueFull`."""
+        """Queue all parts of a request. Raises `QueueFull`."""
+        if isinstance(request, EmbeddingRequest) and self._embeddings is None:
+            raise InvalidArgument("the engine loop was created without a queue for embeddings")
         with self._condition:
             if self._is_stopping:
                 raise Unavailable("the server is shutting down")
@@ -157,6 +173,7 @@ class EngineLoop:
                     or self._slot_actions
                     or self._is_stopping
                     or self._waiting
+                    or self._embeddings
                     or self.n_busy
                 ):
                     self._condition.wait()
@@ -177,11 +194,14 @@ class EngineLoop:
         self._admit()
         self._flush()  # streams begin before the first step, which may be long
         self._score_prompt()
+        self._shift_contexts()
         self._resume_blocked()
         self._start_children()
         plan = scheduler.plan_step(self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts)
         if plan:
             self._step(plan)
+        if self._embeddings and not (self._embeddings_pause and plan):
+            self._embed(self._embeddings, n_rows=self._settings.n_embedding_rows if plan else self._n_batch)
         self._flush()
 
     def _flush(self) -> None:
@@ -193,6 +213,12 @@ class EngineLoop:
         while self._arrived:
             with self._condition:
                 request = self._arrived.popleft()
+                if isinstance(request, EmbeddingRequest):
+                    for task in request.tasks:
+                        task.age = self._n_arrivals
+                        self._n_arrivals += 1
+                    self._embeddings.add(request)
+                    continue
                 groups = request.groups
                 for generation in request.generations:
                     generation.age = self._n_arrivals
@@ -207,6 +233,8 @@ class EngineLoop:
     def _drop_cancelled(self) -> None:
         while self._cancelled:
             request = self._cancelled.popleft()
+            if self._embeddings is not None:
+                self._embeddings.cancel(request)
             self._waiting = [group for group in self._waiting if group[0].request is not request]
             for slot in self.slots:
                 if slot.generation is not None and slot.generation.request is request:
@@ -228,7 +256,7 @@ class EngineLoop:
     # ---- admission and prefix reuse
 
     def _admit(self) -> None:
-        if not self._waiting:
+        if not self._waiting or (self._embeddings is not None and self._embeddings.lacks_memory):
             return
         idle = {slot.id for slot in self.slots if slot.generation is None}
         if not idle:
@@ -306,7 +334,8 @@ class EngineLoop:
         states = self._states()
         # Right after a sequence gave way the free pages are spoken for: they count again once a step has used them.
         free_tokens = self._engine.free_tokens() if self._has_stepped else 0
-        for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS):
+        embeds = self._embeddings is not None and self._embeddings.n_running > 0
+        for slot_id in scheduler.resumable(states, free_tokens, PAGE_TOKENS, others_run=embeds):
             slot = self.slots[slot_id]
             self._reuse_prefix(slot.generation, slot)
             slot.generation.on_resumed(len(slot.tokens))
@@ -370,7 +399,7 @@ class EngineLoop:
             self._fail_plan(plan, error)
             return
         now = self._clock()
-        self._has_stepped = True
+        self._has_stepped, self._embeddings_pause = True, False
         if n_passes > 1:
             n_passes = len(outputs) // len(plan)  # fewer when the pool ends
         self._count_step(plan, n_passes, now - started)
@@ -403,6 +432,61 @@ class EngineLoop:
         for slot in finished:
             self._finish(slot)
 
+    def _shift_contexts(self) -> None:
+        """Make room in full slots whose generations may go on."""
+        for slot in self.slots:
+            generation = slot.generation
+            if generation is None or generation.is_blocked or not generation.shifts_context:
+                continue
+            held = len(slot.tokens)
+            if held + 1 < generation.n_ctx or held + 1 != len(generation.tokens):
+                continue
+            params = generation.params
+            n_keep = generation.n_prompt if params.n_keep < 0 else params.n_keep
+            n_keep = max(0, min(n_keep + self._settings.adds_bos, generation.n_ctx - 4))
+            n_left = held - n_keep
+            n_discard = max(1, min(params.n_discard or n_left // 2, n_left - 1))
+            try:
+                self._engine.shift(slot.id, n_keep, n_discard)
+            except ContextFull:  # shared pages must be copied first: another iteration will do
+                self._make_room([Chunk(slot.id, 1, True)])
+                continue
+            except PyllamaError as error:
+                self._fail_plan([Chunk(slot.id, 1, True)], error)
+                continue
+            del slot.tokens[n_keep : n_keep + n_discard]
+            generation.shift(n_keep, n_discard)
+            log.info(
+                "slot %2d | context shift, n_keep = %d, n_left = %d, n_discard = %d",
+                slot.id,
+                n_keep,
+                n_left,
+                n_discard,
+            )
+
+    def _embed(self, queue: EmbeddingQueue, n_rows: int) -> None:
+        """Move the texts that are to be embedded on by up to `n_rows` tokens."""
+        is_alone = all(slot.generation is None for slot in self.slots)
+        queue.admit(self.memory.drop_idle, must_start=is_alone)
+        started = self._clock()
+        try:
+            n_done, n_tasks, finished = queue.step(n_rows)
+        except ContextFull:
+            self._make_room_for_texts(queue, is_alone=is_alone)
+            return
+        except PyllamaError as error:
+            log.error("embedding failed: %s: %s", type(error).__name__, error)
+            self._events += [Failed(task, error) for task in queue.drop_running()]
+            return
+        self._events += [Finished(task) for task in finished]
+        if n_done:
+            totals = self.totals
+            totals.n_decode += 1
+            totals.n_busy_slots += n_tasks
+            totals.prompt_tokens += n_done
+            totals.prompt_seconds += self._clock() - started
+            totals.n_tokens_max = max(totals.n_tokens_max, *(len(task.tokens) for task in finished), 0)
+
     def _score_prompt(self) -> None:
         """Run some prompt tokens of the oldest request that wants them scored; the last one is left to a step."""
         scoring = [s for s in self.slots if s.generation is not None and s.generation.is_scoring]
@@ -427,7 +511,7 @@ class EngineLoop:
         following = generation.tokens[n_past + 1 : n_past + 1 + n_rows]
         generation.prompt_records += score_rows(logits, following, generation.params.n_probs)
         generation.on_prompt(len(slot.tokens), self._clock())
-        self._has_stepped = True
+        self._has_stepped, self._embeddings_pause = True, False
         self._report_progress(generation, len(slot.tokens))
 
     def _n_passes(self, plan: list[Chunk]) -> int:
@@ -524,6 +608,8 @@ class EngineLoop:
         self.memory.mark_used(slot)
         if generation.parent is not None:
             self.memory.clear(slot)
+        elif generation.shifted_at is not None and generation.shifted_at < len(slot.tokens):
+            self.memory.cut(slot, generation.shifted_at)
 
     # ---- when things go wrong
 
@@ -538,17 +624,45 @@ class EngineLoop:
             if not state.is_blocked and (state.slot in planned or self.slots[state.slot].tokens)
         ]
         state = scheduler.gives_way(candidates)
+        if self._embeddings is not None and (age := self._embeddings.age) is not None:
+            # Texts being embedded count like sequences: the newest of all gives way.
+            newest = max(candidates, key=lambda s: s.age)
+            if newest.age < age:
+                self._embeddings.give_way()
+                self._embeddings_pause = True
+                return
+            state = newest
         if state is None:
             for chunk in plan:
                 self._fail(self.slots[chunk.slot], ServerFault("Context size has been exceeded."))
             return
-        victim = self.slots[state.slot]
-        log.warning(
-            "slot %2d | the KV pool is full: the newest request waits, n_tokens = %d", victim.id, len(victim.tokens)
-        )
-        self.memory.forget(victim)
-        victim.generation.on_preempted()
+        self._preempt(self.slots[state.slot])
         self._has_stepped = False
+
+    def _make_room_for_texts(self, queue: EmbeddingQueue, *, is_alone: bool) -> None:
+        """As `_make_room`, for texts being embedded."""
+        if self.memory.drop_idle():
+            return
+        younger = [
+            slot
+            for slot in self.slots
+            if slot.generation is not None and slot.tokens and slot.generation.age > (queue.age or 0)
+        ]
+        if younger:
+            self._preempt(max(younger, key=lambda slot: slot.generation.age))
+        elif queue.n_running > 1 or not is_alone:
+            queue.give_way()
+        else:
+            error = ServerFault("Context size has been exceeded.")
+            self._events += [Failed(task, error) for task in queue.drop_running()]
+
+    def _preempt(self, slot: Slot) -> None:
+        """The request of a slot gives its memory away and waits."""
+        log.warning(
+            "slot %2d | the KV pool is full: the newest request waits, n_tokens = %d", slot.id, len(slot.tokens)
+        )
+        self.memory.forget(slot)
+        slot.generation.on_preempted()
 
     def _fail_plan(self, plan: list[Chunk], error: PyllamaError) -> None:
         """A step failed as a whole: what it ran is in an unknown state and ends."""
@@ -574,6 +688,8 @@ class EngineLoop:
         for slot in self.slots:
             if slot.generation is not None:
                 self._fail(slot, error)
+        if self._embeddings is not None:
+            self._events += [Failed(task, error) for task in self._embeddings.take_all()]
         while self._slot_actions:
             _, _, future = self._slot_actions.popleft()
             if future.set_running_or_notify_cancel():

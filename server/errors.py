@@ -31,6 +31,19 @@ class ExceedsContext(RequestError):
         )
 
 
+class InputTooLarge(ExceedsContext):
+    """A text to embed, or a query with its document, has more tokens than a slot."""
+
+    def __init__(self, n_tokens: int, n_ctx: int) -> None:
+        RequestError.__init__(
+            self,
+            f"input ({n_tokens} tokens) is too large to process: "
+            f"it is larger than the max context size ({n_ctx} tokens)",
+            n_prompt_tokens=n_tokens,
+            n_ctx=n_ctx,
+        )
+
+
 class Unauthorized(RequestError):
     def __init__(self) -> None:
         super().__init__("Invalid API Key")

@@ -9,6 +9,7 @@ from pyllama.server.generation_params import GenerationParams
 from pyllama.text_stream import TextStream
 
 if TYPE_CHECKING:
+    from pyllama.server.embedding_tasks import EmbeddingTask
     from pyllama.server.requests import ActiveRequest
     from pyllama.server.vocabulary import Vocabulary
 
@@ -52,11 +53,11 @@ class TokenText(NamedTuple):
 
 
 class Finished(NamedTuple):
-    generation: Generation
+    generation: Generation | EmbeddingTask
 
 
 class Failed(NamedTuple):
-    generation: Generation
+    generation: Generation | EmbeddingTask
     error: Exception
 
 
@@ -102,10 +103,12 @@ class IndentGuard:
 class Generation:
     """State of one completion. `tokens` = prompt + generated; the engine's share of them is in the slot.
 
-    Times are seconds of the loop's clock.
+    shifts_context: when the slot is full, the engine loop drops tokens in the middle of it (`shift`) and the generation
+    goes on; `tokens` is then what is left. Times are seconds of the loop's clock.
     """
 
     __slots__ = (
+        "_all_tokens",
         "_budget",
         "_indent",
         "_parts",
@@ -130,6 +133,8 @@ class Generation:
         "request",
         "reuse",
         "sampler",
+        "shifted_at",
+        "shifts_context",
         "slot_id",
         "stop_type",
         "stopping_word",
@@ -154,6 +159,7 @@ class Generation:
         n_ctx: int,
         n_predict_limit: int,
         parent: Generation | None = None,
+        shifts_context: bool = False,
     ) -> None:
         self.request = request
         self.index = index
@@ -165,6 +171,9 @@ class Generation:
         self.n_ctx = n_ctx
         self.tokens = prompt if parent is None else list(prompt)
         self.n_prompt = len(prompt)
+        self.shifts_context = shifts_context
+        self.shifted_at: int | None = None  # tokens from there on are no longer at their first places
+        self._all_tokens = self.tokens  # without what shifts took out; the same list until the first one
         self.records: list[ProbabilityRecord] = []
         self.prompt_records: list[ProbabilityRecord] = []  # of the prompt tokens after the first
         self.slot_id = -1
@@ -190,11 +199,11 @@ class Generation:
 
     @property
     def prompt(self) -> list[int]:
-        return self.tokens[: self.n_prompt]
+        return self._all_tokens[: self.n_prompt]
 
     @property
     def generated(self) -> list[int]:
-        return self.tokens[self.n_prompt :]
+        return self._all_tokens[self.n_prompt :]
 
     @property
     def content(self) -> str:
@@ -209,8 +218,8 @@ class Generation:
 
     @property
     def n_left(self) -> int:
-        """Tokens until the budget or the slot ends the generation for certain."""
-        in_slot = self.n_ctx - self.n_prompt - self.n_decoded
+        """Tokens until the budget or the slot ends the generation for certain, or the slot is full."""
+        in_slot = self.n_ctx - len(self.tokens)
         return in_slot if self._budget < 0 else min(in_slot, self._budget - self.n_decoded)
 
     @property
@@ -234,6 +243,14 @@ class Generation:
         if self.n_decoded == 0:
             self.prompt_records.clear()
 
+    def shift(self, n_keep: int, n_discard: int) -> None:
+        """The slot dropped `n_discard` tokens after the first `n_keep`."""
+        if self._all_tokens is self.tokens:
+            self._all_tokens = list(self.tokens)
+        del self.tokens[n_keep : n_keep + n_discard]
+        self.shifted_at = n_keep if self.shifted_at is None else min(self.shifted_at, n_keep)
+        self.truncated = True
+
     def on_resumed(self, n_held: int) -> None:
         """The slot holds `n_held` tokens again. Those of the prompt that others computed count as cached."""
         self.is_blocked = False
@@ -246,6 +263,8 @@ class Generation:
         self.n_decoded += 1
         self.t_end = now
         self.tokens.append(token)
+        if self._all_tokens is not self.tokens:
+            self._all_tokens.append(token)
         vocabulary, stream = self._vocabulary, self._stream
         is_end = token in vocabulary.eog_ids
         piece = vocabulary.end_piece(token) if is_end else vocabulary.piece(token)
@@ -263,7 +282,7 @@ class Generation:
             self._stop("eos")
         elif self._budget >= 0 and self.n_decoded >= self._budget:
             self._stop("limit")
-        elif self.n_prompt + self.n_decoded >= self.n_ctx:
+        elif len(self.tokens) >= self.n_ctx and not self.shifts_context:
             self._stop("limit")
             self.truncated = True
         elif b"\n" in piece and 0 < self.params.t_max_predict_ms < (now - self.t_prompt_end) * 1e3:

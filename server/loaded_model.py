@@ -11,10 +11,12 @@ from typing import Any
 
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
 from pyllama.host_memory import MEBIBYTE, default_cache_bytes
+from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.request_fields import SAMPLER_NAMES
+from pyllama.server.rerank_prompt import RerankPrompt
 from pyllama.server.sampling_params import SamplingParams, with_end_tokens_banned
 from pyllama.server.settings import ServerSettings
 from pyllama.server.vocabulary import Vocabulary
@@ -23,6 +25,8 @@ log = logging.getLogger("pyllama.server.srv")
 
 # Tokens of each sequence that one engine step may draw (engine_loop.LoopSettings). More would save little.
 MAX_PASSES = 4
+# Texts that one pass through the model embeds at most.
+EMBEDDED_TOGETHER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,8 @@ class LoadedModel:
     n_ctx: tokens of the pool that all slots share; n_ctx_slot: what one slot may use of it.
     exceeds_original_context: n_ctx does, of a model stretched beyond its first training; longrope then turns otherwise.
     sampler_factory: `pyllama._engine.Sampler`. chat_template: None when the file has none that can be used;
-    `template_error` says why.
+    `template_error` says why. shifts_context: full slots go on without their oldest tokens. pooling: how embeddings are
+    made; None when the server does not serve them. `rerank_prompt`: with pooling `rank`.
     """
 
     facts: Mapping[str, Any]
@@ -45,6 +50,9 @@ class LoadedModel:
     exceeds_original_context: bool = False
     chat_template: Any = None
     template_error: Exception | None = None
+    shifts_context: bool = False
+    pooling: str | None = None
+    rerank_prompt: RerankPrompt | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -137,7 +145,8 @@ def defaults_from_metadata(settings: ServerSettings, metadata: Mapping[str, Any]
 
 def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
     """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
-    from pyllama._engine import Engine, Model, Sampler, Work
+    from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Model, Sampler, Work
+    from pyllama.embeddings import read_pooling_type
     from pyllama.gguf.split_set import check_parts
     from pyllama.server.chat_templates import load_template
     from pyllama.server.engine_loop import LoopSettings
@@ -154,12 +163,13 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         kv_overrides=settings.kv_overrides or None,
     )
     metadata = model.metadata
+    pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
     cache_bytes = cache_budget(settings)
     engine = Engine(
         model,
         n_ctx=n_ctx,
-        n_seq_max=settings.n_slots,
+        n_seq_max=settings.n_slots + (EMBEDDED_TOGETHER if pooling is not None else 0),
         n_batch=max(settings.n_batch, settings.n_slots + 1),
         n_ubatch=min(settings.n_ubatch, settings.n_batch),
         n_threads=settings.n_threads,
@@ -191,6 +201,23 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         n_ctx_slot,
         settings.kv_unified,
     )
+    shifts_context = settings.context_shift and engine.can_shift
+    if settings.context_shift and not shifts_context:
+        log.warning(
+            "--context-shift has no effect: tokens of a %s model cannot be moved to other positions; "
+            "generation ends when a slot is full",
+            model.architecture,
+        )
+    embeddings = None
+    if pooling is not None:
+        log.info("embeddings are served, pooling = '%s'", pooling)
+        embeddings = EmbeddingQueue(
+            engine,
+            range(settings.n_slots, settings.n_slots + EMBEDDED_TOGETHER),
+            make_work=EmbeddingWork,
+            make_pool=lambda: HiddenPool(pooling, model.n_embd),
+            page_tokens=PAGE_TOKENS,
+        )
     engine_loop = EngineLoop(
         engine,
         LoopSettings(
@@ -200,10 +227,13 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             similarity=settings.slot_prompt_similarity,
             mixes_prompts=settings.cont_batching,
             max_passes=1 if model.is_recurrent else MAX_PASSES,
+            n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
+            adds_bos=tokenizer.add_bos,
             checkpoints=checkpoint_rule(tokenizer, settings.checkpoint_min_step) if keeps_states else None,
         ),
         make_work=Work,
         deliver=deliver,
+        embeddings=embeddings,
     )
     engine_loop.start()
     return LoadedModel(
@@ -217,6 +247,9 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         exceeds_original_context=n_ctx > (original_context or n_ctx),
         chat_template=template,
         template_error=template_error,
+        shifts_context=shifts_context,
+        pooling=pooling,
+        rerank_prompt=RerankPrompt.from_metadata(metadata, tokenizer) if pooling == "rank" else None,
     )
 
 

@@ -70,14 +70,20 @@ def _startable_prompts(sequences: Sequence[SequenceState]) -> list[SequenceState
     ]
 
 
-def resumable(sequences: Sequence[SequenceState], free_tokens: int, page_tokens: int) -> list[int]:
+def resumable(
+    sequences: Sequence[SequenceState], free_tokens: int, page_tokens: int, *, others_run: bool = False
+) -> list[int]:
     """Slots of blocked sequences that may start again, oldest first.
 
     A blocked sequence needs room for all its tokens and one page to go on with; when nothing else runs it may try at
-    once (memory that younger sequences hold is then taken from them).
+    once (memory that younger sequences hold is then taken from them). others_run: so does something that is not listed.
     """
     blocked = sorted((s for s in sequences if s.is_blocked), key=lambda s: s.age)
-    runs = any(s.is_generating and not s.is_blocked for s in sequences) or bool(_startable_prompts(sequences))
+    runs = (
+        others_run
+        or any(s.is_generating and not s.is_blocked for s in sequences)
+        or bool(_startable_prompts(sequences))
+    )
     slots: list[int] = []
     for s in blocked:
         need = (s.n_pending // page_tokens + 2) * page_tokens

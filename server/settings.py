@@ -53,6 +53,10 @@ class ServerSettings:
     rope: Mapping[str, Any] = field(default_factory=dict)
     cont_batching: bool = True
     slot_prompt_similarity: float = 0.1
+    context_shift: bool = False
+    embeddings: bool = False
+    pooling: str | None = None  # None: as the model's file says
+    embd_normalize: int = 2
     cache_ram: int | None = None  # MiB; -1: no limit, None: as the memory of the machine allows
     n_checkpoints: int = 32
     swa_full: bool = False
@@ -145,9 +149,13 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         rope=rope_arguments(options),
         cont_batching=options.cont_batching,
         slot_prompt_similarity=options.slot_prompt_similarity,
+        context_shift=options.context_shift,
+        embeddings=options.embeddings or options.reranking,
+        pooling=_pooling(options),
+        embd_normalize=options.embd_normalize,
         cache_ram=options.cache_ram if "cache_ram" in given else None,
         n_checkpoints=max(0, options.ctx_checkpoints),
-        swa_full=options.swa_full,
+        swa_full=options.swa_full or options.context_shift,  # what is moved must be there
         checkpoint_min_step=options.checkpoint_min_step,
         n_predict=options.n_predict,
         shows_special=options.special,
@@ -159,6 +167,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         defaults=GenerationParams(
             sampling=sampling,
             n_predict=options.n_predict,
+            n_keep=options.keep,
             cache_prompt=options.cache_prompt,
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
@@ -166,6 +175,14 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         ),
         given=given,
     )
+
+
+def _pooling(options: Any) -> str | None:
+    if not options.reranking:
+        return options.pooling
+    if options.pooling not in (None, "rank"):
+        raise SettingsError(f"--reranking ranks: it cannot be used with --pooling {options.pooling}")
+    return "rank"
 
 
 def _existing_folder(option: str, path: str) -> str:

@@ -76,6 +76,11 @@ class SlotMemory:
             self._engine.fork(source.id, target.id, length)
             target.tokens = source.tokens[:length]
 
+    def cut(self, slot: Slot, length: int) -> None:
+        """The slot keeps its first `length` tokens. Only for models that keep no states."""
+        self._engine.truncate(slot.id, length)
+        del slot.tokens[length:]
+
     def forget(self, slot: Slot) -> None:
         """Give the slot's pages back; what they held is kept in host memory."""
         slot.checkpoints = []

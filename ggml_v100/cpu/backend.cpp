@@ -138,6 +138,14 @@ class CpuOps final : public Ops {
     cpu::append_kv(k, v, rows, layer, kernels_, pool_);
   }
 
+  KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
+    const int32_t count = indices.end - indices.begin;
+    const KeysValues read{create(count, layer.shape.kv_heads * layer.shape.head_dim_k),
+                          create(count, layer.shape.kv_heads * layer.shape.head_dim_v)};
+    cpu::read_kv(read, indices, pages, layer, kernels_, pool_);
+    return read;
+  }
+
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
     cpu::run_attention(q, rows, layer, heads, scale, y, kernels_, arena_, pool_);
@@ -305,8 +313,8 @@ class CpuBackend final : public Backend {
 
   std::string_view name() const override { return kernels_.name; }
   std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
-                                                  const std::byte* rows, ThreadPool& pool) const override {
-    return std::make_shared<PackedWeight>(type, in_features, out_features, rows, pool, memory_);
+                                                  const std::byte* rows, ThreadPool& pool, float scale) const override {
+    return std::make_shared<PackedWeight>(type, in_features, out_features, rows, scale, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
   std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {

@@ -63,8 +63,6 @@ struct DeltaFactors {
   float beta;   // b
 };
 
-inline constexpr int32_t kMostDeltaPanels = 2;
-
 // The delta rule for 16 * panels columns (value features) of one head over consecutive tokens. Strides are from token to
 // token, in elements; pointers are to the first token's first feature, or first column.
 struct DeltaColumns {
@@ -77,12 +75,12 @@ struct DeltaColumns {
   int64_t v_stride;
   float* y;  // [tokens, 16 * panels]
   int64_t y_stride;
-  const float* from;  // [head_dim, head_dim] before the tokens; nullptr: zeros
+  const float* from;  // memory [panels, head_dim, 16] before the tokens; nullptr: zeros
   float* to;          // after them; may be from
-  float* block;       // scratch [head_dim, 16 * panels], aligned to 64 bytes
   int32_t head_dim;
-  int32_t panels;  // 1 or delta_panels
-  int32_t tokens;  // at least 1
+  int32_t panels;    // 1 or delta_panels
+  int32_t tokens;    // at least 1
+  bool past_caches;  // the memory after one token will not be read soon; `to` is aligned to 64 bytes
 };
 
 struct Kernels {
@@ -113,7 +111,7 @@ struct Kernels {
   void (*sigmoid_mul)(float* x, const float* gate, int64_t n);  // x *= sigmoid(gate)
   // One head of n = 16 i features: qn and kn as the delta rule wants them; gives kn . qn.
   float (*normalise_head)(const float* q, const float* k, int32_t n, float eps, float* qn, float* kn);
-  int32_t delta_panels;  // columns / 16 that delta_rule likes best, at most kMostDeltaPanels
+  int32_t delta_panels;  // columns / 16 that delta_rule likes best
   void (*delta_rule)(const DeltaColumns& columns);
 
   void (*to_f16)(const float* x, uint16_t* y, int64_t n);

@@ -34,6 +34,17 @@ size_t code_bytes(QuantType type, int32_t features) {
   }
 }
 
+float element(QuantType type, const std::byte* elements, size_t index) {
+  if (type == QuantType::F32) {
+    float value;
+    std::memcpy(&value, elements + index * sizeof value, sizeof value);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, elements + index * sizeof bits, sizeof bits);
+  return type == QuantType::F16 ? f32_from_f16(bits) : f32_from_bf16(bits);
+}
+
 // A head's features as elements or as the blocks of the GGUF format.
 struct Encoded {
   alignas(64) std::byte bytes[kMostDim * 4];
@@ -126,6 +137,71 @@ void KvPage::put_value(std::byte* page, int32_t kv_head, int32_t token, const fl
     std::memcpy(scales + block * 2, source, 2);
     std::memcpy(row + block * codes, source + 2, codes);
   }
+}
+
+void KvPage::get_key(const std::byte* page, int32_t kv_head, int32_t token, float* key) const {
+  const std::byte* tile = page + key_tile(kv_head, token / kKeyTileTokens);
+  const auto column = static_cast<size_t>(token % kKeyTileTokens);
+  const auto features = static_cast<size_t>(shape_.head_dim_k);
+  if (is_float(shape_.type_k)) {
+    for (size_t d = 0; d < features; ++d) key[d] = element(shape_.type_k, tile, d * kKeyTileTokens + column);
+    return;
+  }
+  const auto* codes = reinterpret_cast<const uint8_t*>(tile);
+  for (size_t block = 0; block < features / 32; ++block) {
+    uint16_t bits;
+    std::memcpy(&bits, tile + key_tile_codes_ + (block * kKeyTileTokens + column) * 2, 2);
+    const float scale = f32_from_f16(bits);
+    float* values = key + block * 32;
+    if (shape_.type_k == QuantType::Q8_0) {
+      for (size_t i = 0; i < 32; ++i)
+        values[i] = scale * static_cast<float>(static_cast<int8_t>(codes[(block * 32 + i) * kKeyTileTokens + column]));
+    } else {
+      for (size_t i = 0; i < 16; ++i) {
+        const int32_t pair = codes[(block * 16 + i) * kKeyTileTokens + column];
+        values[i] = scale * static_cast<float>((pair & 15) - 8);
+        values[16 + i] = scale * static_cast<float>((pair >> 4) - 8);
+      }
+    }
+  }
+}
+
+void KvPage::get_value(const std::byte* page, int32_t kv_head, int32_t token, float* value,
+                       const Kernels& kernels) const {
+  const std::byte* head = page + values(kv_head);
+  const std::byte* row = head + static_cast<size_t>(token) * value_row_bytes_;
+  const auto features = static_cast<size_t>(shape_.head_dim_v);
+  if (is_float(shape_.type_v)) {
+    for (size_t d = 0; d < features; ++d) value[d] = element(shape_.type_v, row, d);
+    return;
+  }
+  const auto* scales =
+      reinterpret_cast<const uint16_t*>(head + value_codes_ + static_cast<size_t>(token) * (features / 32) * 2);
+  if (shape_.type_v == QuantType::Q8_0)
+    kernels.decode_values_q8(reinterpret_cast<const int8_t*>(row), scales, shape_.head_dim_v, value);
+  else
+    kernels.decode_values_q4(reinterpret_cast<const uint8_t*>(row), scales, shape_.head_dim_v, value);
+}
+
+void read_kv(const KeysValues& read, RowRange indices, std::span<const PageId> pages, const KvLayer& layer,
+             const Kernels& kernels, ThreadPool& pool) {
+  const KvPage page(layer.shape);
+  const auto range = [&](int64_t begin, int64_t end) {
+    for (auto r = static_cast<int32_t>(begin); r < end; ++r) {
+      const int32_t index = indices.begin + r, token = index % kPageTokens;
+      const PageId id = pages[static_cast<size_t>(index / kPageTokens)];
+      const std::byte* base = layer.pages + static_cast<size_t>(id) * layer.page_stride_bytes;
+      for (int32_t h = 0; h < layer.shape.kv_heads; ++h) {
+        page.get_key(base, h, token, read.k.row(r) + h * layer.shape.head_dim_k);
+        page.get_value(base, h, token, read.v.row(r) + h * layer.shape.head_dim_v, kernels);
+      }
+    }
+  };
+  const int64_t count = indices.end - indices.begin;
+  if (count * (read.k.features + read.v.features) < kParallelValues)
+    range(0, count);
+  else
+    pool.parallel_for(count, 16, range);
 }
 
 void append_kv(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer, const Kernels& kernels, ThreadPool& pool) {

@@ -42,6 +42,10 @@ class KvPage {
   void put_key(std::byte* page, int32_t kv_head, int32_t token, const float* key, const Kernels& kernels) const;
   void put_value(std::byte* page, int32_t kv_head, int32_t token, const float* value, const Kernels& kernels) const;
 
+  // Reads back what put_key and put_value wrote.
+  void get_key(const std::byte* page, int32_t kv_head, int32_t token, float* key) const;
+  void get_value(const std::byte* page, int32_t kv_head, int32_t token, float* value, const Kernels& kernels) const;
+
  private:
   KvShape shape_;
   int32_t padded_dim_v_;
@@ -51,5 +55,9 @@ class KvPage {
 
 // Writes k and v of all rows to their pages.
 void append_kv(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer, const Kernels& kernels, ThreadPool& pool);
+
+// The opposite: rows of `read` from the tokens at `indices` of the sequence with these pages.
+void read_kv(const KeysValues& read, RowRange indices, std::span<const PageId> pages, const KvLayer& layer,
+             const Kernels& kernels, ThreadPool& pool);
 
 }  // namespace v100::cpu

@@ -34,6 +34,13 @@ inline void store(float* p, Lanes a) {
   _mm256_storeu_ps(p, a.low);
   _mm256_storeu_ps(p + 8, a.high);
 }
+// Writes memory without reading it into the caches first; p is aligned to 64 bytes. Other threads see the values after
+// finish_past_caches.
+inline void store_past_caches(float* p, Lanes a) {
+  _mm256_stream_ps(p, a.low);
+  _mm256_stream_ps(p + 8, a.high);
+}
+inline void finish_past_caches() { _mm_sfence(); }
 inline void store_first(float* p, Lanes a, int n) {
   _mm256_maskstore_ps(p, lane_range(0, 0, n), a.low);
   _mm256_maskstore_ps(p + 8, lane_range(8, 0, n), a.high);

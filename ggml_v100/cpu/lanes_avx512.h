@@ -33,6 +33,10 @@ inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 
 inline Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline Lanes load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
 inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
+// Writes memory without reading it into the caches first; p is aligned to 64 bytes. Other threads see the values after
+// finish_past_caches.
+inline void store_past_caches(float* p, Lanes a) { _mm512_stream_ps(p, a.v); }
+inline void finish_past_caches() { _mm_sfence(); }
 inline void store_first(float* p, Lanes a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
 inline Lanes splat(float a) { return {_mm512_set1_ps(a)}; }
 inline Lanes load_f16(const uint16_t* p) {

@@ -74,6 +74,9 @@ inline Lanes load_first(const float* p, int n) {
 inline void store(float* p, const Lanes& a) {
   for (int i = 0; i < 16; ++i) p[i] = a.v[i];
 }
+// Elsewhere a store that leaves the caches alone.
+inline void store_past_caches(float* p, const Lanes& a) { store(p, a); }
+inline void finish_past_caches() {}
 inline void store_first(float* p, const Lanes& a, int n) {
   for (int i = 0; i < n; ++i) p[i] = a.v[i];
 }

@@ -137,7 +137,11 @@ struct Context {
   const Kernels& kernels;
 };
 
-void add_bias(const float* bias, int32_t column, int32_t columns, float* values, int32_t rows, int32_t stride) {
+void scale_and_add_bias(const PackedWeight& weight, const float* bias, int32_t column, int32_t columns, float* values,
+                        int32_t rows, int32_t stride) {
+  if (weight.scale != 1.0f)
+    for (int32_t r = 0; r < rows; ++r)
+      for (int32_t c = 0; c < columns; ++c) values[r * stride + c] *= weight.scale;
   if (bias == nullptr) return;
   for (int32_t r = 0; r < rows; ++r)
     for (int32_t c = 0; c < columns; ++c) values[r * stride + c] += bias[column + c];
@@ -154,16 +158,16 @@ void finish_unit(const LinearJob& job, int32_t row, int32_t rows, int32_t column
   if (columns == width && job.up == nullptr && adjacent && rows <= kernels.quant->dot_rows) {
     float* y = job.target(row) + column;
     product(*job.weight, y, static_cast<int64_t>(job.y.features));
-    add_bias(job.bias, column, columns, y, rows, job.y.features);
+    scale_and_add_bias(*job.weight, job.bias, column, columns, y, rows, job.y.features);
     return;
   }
   alignas(64) float first[kScratchValues];
   product(*job.weight, first, int64_t{width});
-  add_bias(job.bias, column, columns, first, rows, width);
+  scale_and_add_bias(*job.weight, job.bias, column, columns, first, rows, width);
   if (job.up != nullptr) {
     alignas(64) float second[kScratchValues];
     product(*job.up, second, int64_t{width});
-    add_bias(job.up_bias, column, columns, second, rows, width);
+    scale_and_add_bias(*job.up, job.up_bias, column, columns, second, rows, width);
     const auto combine = job.activation == Activation::silu ? kernels.silu_mul : kernels.gelu_mul;
     combine(first, second, first, int64_t{rows} * width);
   }

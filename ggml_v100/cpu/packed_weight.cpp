@@ -94,8 +94,8 @@ ElementType element_of(QuantType type) {
 }  // namespace
 
 PackedWeight::PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows,
-                           ThreadPool& pool, WeightMemory& memory)
-    : LinearWeight(type, in_features, out_features) {
+                           float scale, ThreadPool& pool, WeightMemory& memory)
+    : LinearWeight(type, in_features, out_features, scale) {
   const int32_t panels = (out_features + kPanelColumns - 1) / kPanelColumns;
   if (const auto kind = panel_kind(type)) {
     form_ = Form::panels;

@@ -16,8 +16,8 @@ class PackedWeight final : public LinearWeight {
     dense,   // groups of 64 columns of f32, f16 or bf16
   };
 
-  PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, ThreadPool& pool,
-               WeightMemory& memory);
+  PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, float scale,
+               ThreadPool& pool, WeightMemory& memory);
   size_t bytes() const override { return bytes_; }
 
   Form form() const { return form_; }

@@ -18,6 +18,11 @@ constexpr int64_t kParallelConv = 4096;    // channels times rows below this sta
 constexpr int64_t kParallelHeads = 64;     // key heads times rows to normalise, likewise
 constexpr int64_t kParallelMemory = 8192;  // elements of memory times tokens, likewise
 constexpr int32_t kUnitsPerThread = 8;
+// Memory of a layer (f32 values, 512 KiB) from which on one token's update goes past the caches: the other layers'
+// memories and weights would displace it before it is read again. Saves reading what is overwritten.
+constexpr int64_t kRecordPastCaches = 128 << 10;
+
+bool is_aligned(const float* p) { return reinterpret_cast<uintptr_t>(p) % 64 == 0; }
 
 // Runs body(unit) for all units, on the calling thread alone when `parallel` is false.
 template <class Body>
@@ -111,37 +116,38 @@ void run_delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, flo
                    const StateRecords& memory, Tensor y, const Kernels& kernels, Arena& arena, ThreadPool& pool) {
   const size_t mark = arena.mark();
   const DeltaKeys keys = prepare_keys(qkv, beta, alpha, w, eps, kernels, arena, pool);
-  const int32_t n = w.head_dim, columns = kernels.delta_panels * kPanelColumns;
-  const int32_t blocks = (n + columns - 1) / columns;
-  const int64_t units = static_cast<int64_t>(rows.sequences.size()) * w.value_heads * blocks;
-  const bool parallel = int64_t{qkv.rows} * w.value_size() * n >= kParallelMemory;
-  for_units(pool, units, parallel, [&](int64_t unit) {
-    const auto head = static_cast<int32_t>(unit / blocks % w.value_heads);
-    const auto first_column = static_cast<int32_t>(unit % blocks) * columns;
-    const SequenceRows& sequence = rows.sequences[static_cast<size_t>(unit / blocks / w.value_heads)];
-    const int32_t row = sequence.rows.begin, key = head % w.key_heads * n, value = head * n;
+  const int32_t n = w.head_dim, head_panels = n / kPanelColumns;
+  const int32_t parts = (head_panels + kernels.delta_panels - 1) / kernels.delta_panels;
+  const int64_t record = int64_t{w.value_size()} * n;
+  const int64_t units = static_cast<int64_t>(rows.sequences.size()) * w.value_heads * parts;
+  for_units(pool, units, qkv.rows * record >= kParallelMemory, [&](int64_t unit) {
+    const auto head = static_cast<int32_t>(unit / parts % w.value_heads);
+    const SequenceRows& sequence = rows.sequences[static_cast<size_t>(unit / parts / w.value_heads)];
+    const int32_t row = sequence.rows.begin, key = head % w.key_heads * n;
     const float* from = memory.at(sequence.state_from);
-    alignas(64) float block[kMostDeltaHeadDim * kMostDeltaPanels * kPanelColumns];
-    const auto run = [&](int32_t column, int32_t panels) {
-      const int64_t matrix = int64_t{value} * n + column;
+    float* to = memory.at(sequence.state_to);
+    const bool past_caches = record >= kRecordPastCaches && is_aligned(to);
+    const auto run = [&](int32_t panel, int32_t panels) {
+      const int32_t value = head * n + panel * kPanelColumns;  // first value feature
       kernels.delta_rule({.k = keys.k.row(row) + key,
                           .q = keys.q.row(row) + key,
                           .key_stride = keys.k.features,
                           .factors = keys.factors + int64_t{row} * w.value_heads + head,
                           .factor_stride = w.value_heads,
-                          .v = qkv.row(row) + 2 * w.key_size() + value + column,
+                          .v = qkv.row(row) + 2 * w.key_size() + value,
                           .v_stride = qkv.features,
-                          .y = y.row(row) + value + column,
+                          .y = y.row(row) + value,
                           .y_stride = y.features,
-                          .from = from == nullptr ? nullptr : from + matrix,
-                          .to = memory.at(sequence.state_to) + matrix,
-                          .block = block,
+                          .from = from == nullptr ? nullptr : from + int64_t{value} * n,
+                          .to = to + int64_t{value} * n,
                           .head_dim = n,
                           .panels = panels,
-                          .tokens = sequence.rows.end - row});
+                          .tokens = sequence.rows.end - row,
+                          .past_caches = past_caches});
     };
-    if (first_column + columns <= n) return run(first_column, kernels.delta_panels);
-    for (int32_t column = first_column; column < n; column += kPanelColumns) run(column, 1);
+    const auto first = static_cast<int32_t>(unit % parts) * kernels.delta_panels;
+    if (first + kernels.delta_panels <= head_panels) return run(first, kernels.delta_panels);
+    for (int32_t panel = first; panel < head_panels; ++panel) run(panel, 1);
   });
   arena.release(mark);
 }

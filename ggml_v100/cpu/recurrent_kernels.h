@@ -2,7 +2,7 @@
 //
 // What      causal convolution with silu; the gated delta rule for some value features (columns) of one head
 // Numerics  exactly the contract of ops/ops.h; a column is a lane, so its sums run in the stated order
-// Tile      a head's columns in groups of 16 P: [head_dim][16 P] of the memory stays in L1 for all tokens
+// Tile      P panels of 16 columns of a head's memory, [P][head_dim][16], stay in L1 for all tokens
 // Bound     per token and 16 elements of the memory 4 instructions of the fused pipes (decay, update, two products), one
 //           load and one store: one pass brings the memory up to the token before and multiplies it with this token
 #pragma once
@@ -58,38 +58,25 @@ struct DeltaProducts {
   Lanes p[2][P], t[2][P];
 };
 
-// read(i, c): row i, columns 16 c and up of the memory as it is when the token comes.
-template <int P, class Read>
-[[gnu::always_inline]] inline DeltaProducts<P> multiply_memory(const float* k, const float* q, int32_t n, Read&& read) {
+// read(i, c): row i of panel c of the memory as it is when the token comes; keep(i, c, row) gets it back. All panels are
+// read first: they lie apart by a multiple of 4 KiB, where a load behind a store is taken for dependent on it.
+template <int P, class Read, class Keep>
+[[gnu::always_inline]] inline DeltaProducts<P> multiply_memory(const float* k, const float* q, int32_t n, Read&& read,
+                                                               Keep&& keep) {
   DeltaProducts<P> sums;
   unroll<2 * P>([&](auto i) V100_INLINE_LAMBDA { sums.p[i % 2][i / 2] = sums.t[i % 2][i / 2] = splat(0.0f); });
   for (int32_t i = 0; i < n; i += 2)
     unroll<2>([&](auto odd) V100_INLINE_LAMBDA {
       const Lanes key = splat(k[i + odd]), query = splat(q[i + odd]);
+      Lanes m[P];
+      unroll<P>([&](auto c) V100_INLINE_LAMBDA { m[c] = read(i + odd, c); });
       unroll<P>([&](auto c) V100_INLINE_LAMBDA {
-        const Lanes m = read(i + odd, c);
-        sums.p[odd][c] = fma(m, key, sums.p[odd][c]);
-        sums.t[odd][c] = fma(m, query, sums.t[odd][c]);
+        keep(i + odd, c, m[c]);
+        sums.p[odd][c] = fma(m[c], key, sums.p[odd][c]);
+        sums.t[odd][c] = fma(m[c], query, sums.t[odd][c]);
       });
     });
   return sums;
-}
-
-// The memory before the first token, copied to the block on the way.
-template <int P>
-[[gnu::always_inline]] inline DeltaProducts<P> multiply_first(const DeltaColumns& a) {
-  const int32_t n = a.head_dim;
-  if (a.from == nullptr)
-    return multiply_memory<P>(a.k, a.q, n, [&](int32_t i, auto c) V100_INLINE_LAMBDA {
-      const Lanes zeros = splat(0.0f);
-      store(a.block + (i * P + c) * 16, zeros);
-      return zeros;
-    });
-  return multiply_memory<P>(a.k, a.q, n, [&](int32_t i, auto c) V100_INLINE_LAMBDA {
-    const Lanes m = load(a.from + i * n + 16 * c);
-    store(a.block + (i * P + c) * 16, m);
-    return m;
-  });
 }
 
 // The token's output, and d: what it writes to the memory.
@@ -106,27 +93,38 @@ template <int P>
 
 template <int P>
 void delta_columns(const DeltaColumns& a) {
+  const int32_t n = a.head_dim;
+  const float* memory = a.from;
+  if (memory == nullptr) {
+    for (int32_t i = 0; i < n * P; ++i) store(a.to + 16 * i, splat(0.0f));
+    memory = a.to;
+  }
+  const auto row = [&](int32_t i, auto c) V100_INLINE_LAMBDA { return load(memory + (c * n + i) * 16); };
   Lanes d[P];
-  answer_token<P>(a, 0, multiply_first<P>(a), d);
-  // Row i of the memory after the token before.
+  answer_token<P>(a, 0, multiply_memory<P>(a.k, a.q, n, row, [](int32_t, auto, const Lanes&) V100_INLINE_LAMBDA {}), d);
+  // The same after the token before.
   const float* k = a.k;
   Lanes decay = splat(a.factors[0].decay);
-  const auto updated = [&](int32_t i, auto c) V100_INLINE_LAMBDA {
-    return fma(splat(k[i]), d[c], decay * load(a.block + (i * P + c) * 16));
-  };
+  const auto updated_row = [&](int32_t i, auto c)
+                               V100_INLINE_LAMBDA { return fma(splat(k[i]), d[c], decay * row(i, c)); };
   for (int32_t token = 1; token < a.tokens; ++token) {
-    const DeltaProducts<P> sums = multiply_memory<P>(a.k + token * a.key_stride, a.q + token * a.key_stride, a.head_dim,
-                                                     [&](int32_t i, auto c) V100_INLINE_LAMBDA {
-                                                       const Lanes m = updated(i, c);
-                                                       store(a.block + (i * P + c) * 16, m);
-                                                       return m;
-                                                     });
+    const float *key = a.k + token * a.key_stride, *query = a.q + token * a.key_stride;
+    const DeltaProducts<P> sums = multiply_memory<P>(key, query, n, updated_row,
+                                                     [&](int32_t i, auto c, const Lanes& m)
+                                                         V100_INLINE_LAMBDA { store(a.to + (c * n + i) * 16, m); });
     answer_token<P>(a, token, sums, d);
-    k = a.k + token * a.key_stride;
+    memory = a.to;
+    k = key;
     decay = splat(a.factors[token * a.factor_stride].decay);
   }
-  for (int32_t i = 0; i < a.head_dim; ++i)
-    unroll<P>([&](auto c) V100_INLINE_LAMBDA { store(a.to + i * a.head_dim + 16 * c, updated(i, c)); });
+  if (a.past_caches && memory != a.to) {
+    for (int32_t i = 0; i < n; ++i)
+      unroll<P>([&](auto c) V100_INLINE_LAMBDA { store_past_caches(a.to + (c * n + i) * 16, updated_row(i, c)); });
+    finish_past_caches();
+  } else {
+    for (int32_t i = 0; i < n; ++i)
+      unroll<P>([&](auto c) V100_INLINE_LAMBDA { store(a.to + (c * n + i) * 16, updated_row(i, c)); });
+  }
 }
 
 void delta_rule(const DeltaColumns& a) {

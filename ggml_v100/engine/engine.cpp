@@ -143,8 +143,7 @@ SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues
   return {{row, row}, memory_.pages(sequence), {}, continues ? written : states_.slot(sequence), written};
 }
 
-template <typename OnLogits>
-void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
+void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
   std::vector<int32_t> tokens, positions, outputs;
   std::vector<RopePosition> rope_positions;
   std::vector<RowRange> visible, windowed;
@@ -180,12 +179,25 @@ void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
     ops.set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
     const Ops::Scope scope(ops);
     const Tensor hidden = rank_->forward({ubatch_rows, windowed_rows, tables, outputs});
-    if (outputs.empty()) continue;
-    const Tensor logits = model_->text().head(ops, hidden);
+    if (!outputs.empty()) on_hidden(begin, outputs, hidden);
+  }
+}
+
+template <typename OnLogits>
+void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
+  forward(rows, [&](size_t begin, std::span<const int32_t> outputs, Tensor hidden) {
+    const Tensor logits = model_->text().head(rank_->ops(), hidden);
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
                 std::span<const float>(logits.row(i), static_cast<size_t>(logits.features)));
-  }
+  });
+}
+
+void Engine::run(std::span<const EmbeddingWork> work, std::span<const Row> rows, const OnHidden& on_hidden) {
+  AppendGuard guard(*this);
+  for (const EmbeddingWork& w : work) guard.append(w.sequence, w.tokens);
+  forward(rows, on_hidden);
+  guard.complete();
 }
 
 std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
@@ -361,6 +373,7 @@ void Engine::cut(int32_t sequence, int32_t length) {
   memory_.truncate(sequence, length);
   if (window_memory_ != nullptr) window_memory_->truncate(sequence, length);
   tokens_[static_cast<size_t>(sequence)].resize(static_cast<size_t>(length));
+  prefixes_->was_cut(sequence, length);
   if (length == 0) states_.clear(sequence);
 }
 
@@ -379,6 +392,7 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   memory_.fork(source, destination, length);
   if (window_memory_ != nullptr) window_memory_->fork(source, destination, length);
   tokens_[static_cast<size_t>(destination)] = std::move(shared);
+  prefixes_->was_forked(source, destination, length);
   if (length > 0)
     states_.fork(source, destination);
   else

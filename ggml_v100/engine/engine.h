@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/hidden_pool.h"
 #include "engine/loaded_model.h"
 #include "engine/rank.h"
 #include "memory/paged_memory.h"
@@ -57,6 +59,14 @@ struct StepOutput {
   std::vector<TokenProbability> top;
 };
 
+// Append tokens to a sequence; their hidden states go to the pool, which has taken in all tokens of the sequence so far.
+struct EmbeddingWork {
+  int32_t sequence;
+  std::span<const int32_t> tokens;
+  HiddenPool* pool;
+  bool ends = true;  // the text ends here
+};
+
 class Engine {
  public:
   // Throws InvalidArgument naming the field, OutOfMemory.
@@ -84,6 +94,10 @@ class Engine {
   // Recurrent models are limited to one pass (InvalidArgument): an error in a later one could not be undone.
   std::vector<StepOutput> step(std::span<const SequenceWork> work, int32_t n_passes = 1);
 
+  // Moves texts on towards their embeddings. All or nothing: throws ContextFull or InvalidArgument before any row is
+  // computed; any other error leaves every sequence with its old length and every pool empty.
+  void embed(std::span<const EmbeddingWork> work);
+
   // Appends tokens[i] to sequences[i], in order, and keeps the logits of the rows with wanted[i] (spans of equal length).
   void decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences, std::span<const uint8_t> wanted);
   // [kept rows, vocab] of the last decode(). Valid until the next call that computes.
@@ -100,6 +114,13 @@ class Engine {
   void truncate(int32_t sequence, int32_t length);
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
+  // Whether shift works: not for recurrent models, where positions have more than one channel, or behind windows.
+  bool can_shift() const;
+  // Keeps the first n_keep tokens of a sequence, drops the next n_discard and moves the rest down to their positions, so
+  // that it can go on. What the moved tokens had taken from the dropped ones stays in them. Pages that other sequences
+  // hold are copied: ContextFull changes nothing. InvalidArgument for a model that cannot and for counts that the
+  // sequence does not have.
+  void shift(int32_t sequence, int32_t n_keep, int32_t n_discard);
 
   // Prefix reuse, see memory/prefix_memory.h. All or nothing but for what host memory keeps.
   PrefixReuse reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most);
@@ -124,14 +145,23 @@ class Engine {
   };
   class AppendGuard;
 
+  // Of one ubatch: its first row's number, which of its rows are wanted, and their hidden states.
+  using OnHidden = std::function<void(size_t begin, std::span<const int32_t> outputs, Tensor hidden)>;
+
   void check_token(int32_t token) const;
+  void check_embedding_work(std::span<const EmbeddingWork> work) const;
   void check_cut(int32_t sequence, int32_t length) const;
   void cut(int32_t sequence, int32_t length);
   void forget_behind_window(int32_t sequence);
+  void move_down(int32_t sequence, int32_t n_keep, int32_t n_discard);
   StateIdentity state_identity() const;
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
-  // Computes rows (grouped by sequence, indices ascending) in ubatches; on_logits(row number, logits) for wanted ones.
+  // Computes rows (grouped by sequence, indices ascending) in ubatches.
+  void forward(std::span<const Row> rows, const OnHidden& on_hidden);
+  // Appends the work's tokens, whose rows are given, and computes them; all or nothing.
+  void run(std::span<const EmbeddingWork> work, std::span<const Row> rows, const OnHidden& on_hidden);
+  // As forward, with on_logits(row number, logits) for the wanted rows.
   template <typename OnLogits>
   void compute(std::span<const Row> rows, OnLogits&& on_logits);
 

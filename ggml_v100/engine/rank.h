@@ -38,6 +38,7 @@ class Rank : public SequenceBytes {
   std::byte* page(PageId id) const { return kv_.data() + static_cast<size_t>(id) * page_bytes_; }
   size_t window_page_bytes() const override { return window_page_bytes_; }
   std::byte* window_page(PageId id) const { return window_kv_.data() + static_cast<size_t>(id) * window_page_bytes_; }
+  const KvLayer& kv_layer(size_t layer) const { return kv_layers_[layer]; }
 
   size_t state_bytes() const override { return static_cast<size_t>(state_values_) * sizeof(float); }
   std::byte* state(int32_t slot) const { return states_.data() + static_cast<size_t>(slot) * state_bytes(); }

@@ -116,6 +116,36 @@ void PagedMemory::replace(int32_t source, int32_t destination, int32_t shared, i
   to.first_page = first_page;
 }
 
+void PagedMemory::make_own(int32_t sequence, int32_t first, int32_t end) {
+  Sequence& s = at(sequence);
+  if (first < 0 || end > s.length || first > end)
+    throw InvalidArgument("sequence " + std::to_string(sequence) + " holds " + std::to_string(s.length) +
+                          " tokens; it has no tokens " + std::to_string(first) + " to " + std::to_string(end));
+  std::vector<size_t> shared;
+  for (size_t i = static_cast<size_t>(first / kPageTokens); i < static_cast<size_t>(pages_for(end)); ++i)
+    if (first < end && references_[static_cast<size_t>(s.pages[i])] > 1) shared.push_back(i);
+  if (shared.size() > free_.size())
+    throw ContextFull("sequence " + std::to_string(sequence) + " shares " + std::to_string(shared.size()) +
+                          " pages that are to be written, " + std::to_string(free_pages()) + " of " +
+                          std::to_string(n_pages()) + " are free",
+                      sequence);
+  std::vector<PageId> copies;
+  copies.reserve(shared.size());
+  try {
+    for (const size_t i : shared) {
+      copies.push_back(take_page());
+      copy_page_(s.pages[i], copies.back());
+    }
+  } catch (...) {
+    drop_pages(copies, 0);
+    throw;
+  }
+  for (size_t i = 0; i < shared.size(); ++i) {
+    --references_[static_cast<size_t>(s.pages[shared[i]])];  // others hold it: it cannot become free
+    s.pages[shared[i]] = copies[i];
+  }
+}
+
 int32_t PagedMemory::pages_to_replace(int32_t source, int32_t destination, int32_t shared) const {
   require_length(source, shared);
   const std::vector<PageId>& held = at(destination).pages;

@@ -43,6 +43,9 @@ class PagedMemory {
   // above.
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
+  // Copies the pages of tokens [first, end) that other sequences hold too, so that these tokens may be written. Throws
+  // ContextFull when pages lack, InvalidArgument for tokens that the sequence does not have.
+  void make_own(int32_t sequence, int32_t first, int32_t end);
   // destination := the first `shared` tokens of source, pages shared, and room on fresh pages for tokens up to `length`,
   // uninitialised; a `shared` below `length` must end at a page border. Pages that only destination held before count as
   // free. Throws ContextFull, and InvalidArgument as above. source may be destination.

@@ -35,7 +35,8 @@ PrefixMemory::PrefixMemory(PagedMemory& pages, PagedMemory* window_pages, int32_
       states_(states),
       tokens_(tokens),
       bytes_(bytes),
-      cache_(budget_bytes, n_checkpoints, bytes.page_bytes(), end_bytes()) {}
+      cache_(budget_bytes, n_checkpoints, bytes.page_bytes(), end_bytes()),
+      moved_from_(tokens.size(), kNothingMoved) {}
 
 size_t PrefixMemory::end_bytes() const {
   // As many pages as window - 1 tokens may touch.
@@ -77,7 +78,8 @@ int32_t PrefixMemory::usable(int32_t sequence, int32_t common, int32_t limit) co
 PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
                                       const PrefixCache::Found& found) const {
   std::vector<int32_t> common;
-  for (const std::vector<int32_t>& held : tokens_) common.push_back(common_prefix(held, tokens));
+  for (size_t s = 0; s < tokens_.size(); ++s)
+    common.push_back(std::min(common_prefix(tokens_[s], tokens), moved_from_[s]));
   const auto common_of = [&](int32_t s) { return common[static_cast<size_t>(s)]; };
   Plan plan;
   plan.own = common_of(sequence);
@@ -152,6 +154,7 @@ PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> token
     throw;
   }
   tokens_[static_cast<size_t>(sequence)] = std::move(after);
+  moved_from_[static_cast<size_t>(sequence)] = kNothingMoved;
   if (plan.end != nullptr)
     states_.commit(sequence);
   else if (plan.end_of >= 0)
@@ -190,19 +193,39 @@ void PrefixMemory::release(int32_t sequence) {
 
 // Keeps the tokens of a sequence from `first_lost` on, and the state at its end, at whose cost `pinned` does not go.
 void PrefixMemory::keep(int32_t sequence, int32_t first_lost, const std::byte* pinned) {
-  const std::vector<int32_t>& tokens = tokens_[static_cast<size_t>(sequence)];
+  const std::vector<int32_t>& all = tokens_[static_cast<size_t>(sequence)];
+  const int32_t n_exact = std::min(static_cast<int32_t>(all.size()), moved_from_[static_cast<size_t>(sequence)]);
+  if (first_lost >= n_exact) return;
+  const auto tokens = std::span(all).first(static_cast<size_t>(n_exact));
   const auto pages = pages_.pages(sequence);
   const bool is_covered = cache_.keep_pages(tokens, first_lost / kPageTokens, [&](int32_t page, std::byte* to) {
     bytes_.read_page(pages[static_cast<size_t>(page)], to);
   });
-  if (is_covered) cache_.keep_state(tokens, [&](std::byte* to) { read_end(sequence, to); }, pinned);
+  if (is_covered && tokens.size() == all.size())
+    cache_.keep_state(tokens, [&](std::byte* to) { read_end(sequence, to); }, pinned);
 }
 
 void PrefixMemory::clear(int32_t sequence) {
   pages_.truncate(sequence, 0);
   if (window_pages_ != nullptr) window_pages_->truncate(sequence, 0);
   tokens_[static_cast<size_t>(sequence)].clear();
+  moved_from_[static_cast<size_t>(sequence)] = kNothingMoved;
   states_.clear(sequence);
+}
+
+void PrefixMemory::mark_moved(int32_t sequence, int32_t first) {
+  int32_t& moved_from = moved_from_[static_cast<size_t>(sequence)];
+  moved_from = std::min(moved_from, first);
+}
+
+void PrefixMemory::was_cut(int32_t sequence, int32_t length) noexcept {
+  int32_t& moved_from = moved_from_[static_cast<size_t>(sequence)];
+  if (length <= moved_from) moved_from = kNothingMoved;
+}
+
+void PrefixMemory::was_forked(int32_t source, int32_t destination, int32_t length) noexcept {
+  moved_from_[static_cast<size_t>(destination)] = moved_from_[static_cast<size_t>(source)];
+  was_cut(destination, length);
 }
 
 }  // namespace v100

@@ -1,7 +1,8 @@
 // How a sequence begins as another one began: prefixes found in live sequences and in host memory, and kept there when a
 // sequence gives them up. Also the whole state of a sequence as bytes.
 //
-// Keys and values of a token depend on the tokens before it only, so any beginning of a sequence's pages may be reused.
+// Keys and values of a token depend on the tokens before it only, so any beginning of a sequence's pages may be reused,
+// unless tokens were moved to other positions (mark_moved): these have seen tokens that are no longer there.
 // A recurrent state is that of one length: a sequence with one can begin where a live sequence ends, or at a checkpoint,
 // as far as pages cover it. Layers with a sliding window may have pages of their own, of which a sequence forgets what is
 // behind the window: it can begin where the window is still there, or at a checkpoint, which then holds a window's pages.
@@ -9,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -58,6 +60,12 @@ class PrefixMemory {
   void release(int32_t sequence);
   CacheUsage usage() const { return cache_.usage(); }
 
+  // Tokens of a sequence from `first` on were moved: they are neither reused nor kept.
+  void mark_moved(int32_t sequence, int32_t first);
+  // The sequence was cut to `length`; destination became the first `length` tokens of source.
+  void was_cut(int32_t sequence, int32_t length) noexcept;
+  void was_forked(int32_t source, int32_t destination, int32_t length) noexcept;
+
   // Tokens, pages, state and the checkpoints on the way, with their identity and a checksum. load replaces the sequence
   // and gives the checkpoints to host memory as far as the budget allows; it throws InvalidArgument with the reason, or
   // ContextFull, and leaves the sequence empty.
@@ -66,6 +74,7 @@ class PrefixMemory {
 
  private:
   struct Plan;
+  static constexpr int32_t kNothingMoved = std::numeric_limits<int32_t>::max();
 
   // Of what the next token needs beside the pages of all tokens: recurrent state, then the window's pages. 0: nothing.
   size_t end_bytes() const;
@@ -84,6 +93,7 @@ class PrefixMemory {
   std::vector<std::vector<int32_t>>& tokens_;
   const SequenceBytes& bytes_;
   PrefixCache cache_;
+  std::vector<int32_t> moved_from_;  // of each sequence: the first moved token, kNothingMoved for none
 };
 
 }  // namespace v100

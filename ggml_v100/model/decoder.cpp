@@ -1,13 +1,16 @@
 // The frame of decoder models.
 #include "model/decoder.h"
 
+#include "model/parts.h"
+
 namespace v100 {
 
 Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
     : hp_(std::move(hyperparameters)),
       token_embd_(weights.embedding("token_embd", hp_.hidden, hp_.vocab)),
       output_norm_(weights.vector("output_norm.weight", hp_.hidden)),
-      output_(weights.linear(weights.has("output.weight") ? "output" : "token_embd", hp_.hidden, hp_.vocab)) {}
+      output_(weights.linear(weights.has("output.weight") ? "output" : "token_embd", hp_.hidden, hp_.vocab)),
+      classifier_(load_classifier(weights, hp_)) {}
 
 std::vector<KvShape> Decoder::kv_shapes() const {
   std::vector<KvShape> shapes;

@@ -3,6 +3,7 @@
 // A family derives from it and writes down the two halves of its block.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,6 +19,7 @@ class Decoder : public TextModel {
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
   Tensor head(Ops& ops, Tensor hidden) const final;
+  const Classifier* classifier() const final { return classifier_ ? &*classifier_ : nullptr; }
 
  protected:
   // Loads what belongs to no block.
@@ -36,6 +38,7 @@ class Decoder : public TextModel {
   EmbeddingTable token_embd_;  // [vocab, hidden]
   VectorWeight output_norm_;   // [hidden]
   Linear output_;              // [vocab, hidden], the embeddings where the file has no matrix of its own
+  std::optional<Classifier> classifier_;
 };
 
 }  // namespace v100

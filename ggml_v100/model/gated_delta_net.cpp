@@ -27,7 +27,7 @@ int32_t channels(const DeltaNet& net) { return 2 * net.key_size() + net.value_si
 DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const Hyperparameters& hp) {
   DeltaNetHyperparameters delta;
   delta.taps = keys.required("ssm.conv_kernel", 2, 64);
-  delta.head_dim = keys.required("ssm.state_size", kHeadGranule, kMostDeltaHeadDim);
+  delta.head_dim = keys.required("ssm.state_size", kHeadGranule, 1024);
   if (delta.head_dim % kHeadGranule != 0)
     throw ModelError(keys.full("ssm.state_size") + " is " + std::to_string(delta.head_dim) +
                      ", expected a multiple of " + std::to_string(kHeadGranule));

@@ -64,6 +64,7 @@ class Gemma3 final : public Decoder {
   Gemma3(Hyperparameters hyperparameters, GemmaHyperparameters gemma, const WeightLoader& weights);
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   std::vector<KvShape> kv_shapes() const override;
+  std::vector<KeyRotation> key_rotations() const override;
   int32_t sliding_window() const override { return gemma_.sliding_window; }
 
  protected:
@@ -113,6 +114,12 @@ std::vector<RopeAngles> Gemma3::ropes(const RopeSettings& settings, int32_t) con
   local.freq_base = gemma_.local_freq_base;
   local.original_context = hp_.rope.original_context;
   return {rope_angles(hp_.rope, settings, {}), rope_angles(local, {}, {})};
+}
+
+std::vector<KeyRotation> Gemma3::key_rotations() const {
+  std::vector<KeyRotation> rotations;
+  for (const Block& block : blocks_) rotations.push_back({block.is_windowed ? 1 : 0, RopeLayout::halves});
+  return rotations;
 }
 
 Tensor Gemma3::attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const {

@@ -48,6 +48,13 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
   if (hp.experts > 0) hp.experts_used = keys.required("expert_used_count", 1, hp.experts);
   hp.expert_ffn = keys.per_layer("expert_feed_forward_length", blocks, none, 0, kWidest);
 
+  hp.pooling = static_cast<PoolingType>(keys.optional("pooling_type", 0, 0, 4));
+  const auto labels = metadata.find_array_size(keys.full("classifier.output_labels"));
+  if (labels && (*labels < 1 || *labels > 65536))
+    throw ModelError(keys.full("classifier.output_labels") + " has " + std::to_string(*labels) +
+                     " labels, expected 1 to 65536");
+  if (labels) hp.labels = static_cast<int32_t>(*labels);
+
   hp.rope.dimension = keys.optional("rope.dimension_count", hp.head_dim_k, 0, hp.head_dim_k);
   if (hp.rope.dimension % 2 != 0) throw ModelError(keys.full("rope.dimension_count") + " is odd");
   hp.rope.freq_base = keys.real("rope.freq_base", 10000.0);

@@ -22,6 +22,9 @@ struct RopeHyperparameters {
   std::array<int32_t, 4> sections{};
 };
 
+// How a model's file wants the hidden states of a text turned into its embedding; the values of `pooling_type` in files.
+enum class PoolingType : int32_t { none = 0, mean = 1, cls = 2, last = 3, rank = 4 };
+
 struct Hyperparameters {
   std::string architecture;
   int32_t context_length = 0;  // training length
@@ -40,6 +43,8 @@ struct Hyperparameters {
   std::vector<int32_t> expert_ffn;  // per block, of one expert; 0: not in the file
   int32_t shared_expert_ffn = 0;    // of the expert that sees every token, set by families that have one; 0: none
   RopeHyperparameters rope;
+  PoolingType pooling = PoolingType::none;
+  int32_t labels = 1;  // of the classification head, where there is one
 };
 
 class Keys;

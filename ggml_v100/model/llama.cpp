@@ -24,6 +24,9 @@ class Llama final : public Decoder {
  public:
   Llama(Hyperparameters hyperparameters, const WeightLoader& weights);
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
+  std::vector<KeyRotation> key_rotations() const override {
+    return std::vector<KeyRotation>(static_cast<size_t>(hp_.layers), {0, RopeLayout::interleaved});
+  }
 
  protected:
   Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const override;

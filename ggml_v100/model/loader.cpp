@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include "base/error.h"
 #include "quants/decode.h"
@@ -66,10 +67,23 @@ const GgufTensor& WeightLoader::require(const std::string& name, std::vector<int
   if (!is_weight_type(tensor->type))
     throw ModelError("tensor " + name + " has type " + std::string(traits(tensor->type).name) +
                      ", which is not a weight type");
-  const std::string scale = name.substr(0, name.rfind('.')) + ".scale";
-  if (has(scale)) throw ModelError("tensor " + scale + ": per-tensor weight scales are not supported yet");
   check(*tensor);
   return *tensor;
+}
+
+std::vector<float> WeightLoader::scales(const std::string& name, int32_t matrices) const {
+  const std::string full = name + ".scale";
+  if (!has(full)) return std::vector<float>(static_cast<size_t>(matrices), 1.0f);
+  const VectorWeight values = decode_vector(require(full, {matrices}));
+  std::vector<float> scales(values.data.get(), values.data.get() + matrices);
+  for (const float scale : scales)
+    if (!std::isfinite(scale)) throw ModelError("tensor " + full + " has a value that is not finite");
+  return scales;
+}
+
+void WeightLoader::refuse_scale(const std::string& name) const {
+  if (has(name + ".scale"))
+    throw ModelError("tensor " + name + ".scale: only matrices that are multiplied have a scale");
 }
 
 VectorWeight WeightLoader::decode_vector(const GgufTensor& tensor) const {
@@ -80,6 +94,7 @@ VectorWeight WeightLoader::decode_vector(const GgufTensor& tensor) const {
 }
 
 VectorWeight WeightLoader::vector(const std::string& name, int32_t size) const {
+  if (name.ends_with(".weight")) refuse_scale(name.substr(0, name.rfind('.')));
   return decode_vector(require(name, {size}));
 }
 
@@ -89,17 +104,17 @@ VectorWeight WeightLoader::optional_vector(const std::string& name, int32_t size
 
 std::shared_ptr<const LinearWeight> WeightLoader::pack_rows(const GgufTensor& tensor, int32_t matrix,
                                                             int32_t in_features, int32_t all_rows,
-                                                            std::span<const RowRange> rows) const {
+                                                            std::span<const RowRange> rows, float scale) const {
   const int64_t bytes = row_bytes(traits(tensor.type), in_features);
   const std::byte* first = file_->data(tensor).data() + static_cast<int64_t>(matrix) * all_rows * bytes;
   const int32_t count = count_rows(rows);
   if (rows.size() == 1)
-    return backend_.pack_linear(tensor.type, in_features, count, first + rows[0].begin * bytes, pool_);
+    return backend_.pack_linear(tensor.type, in_features, count, first + rows[0].begin * bytes, pool_, scale);
   std::vector<std::byte> picked(static_cast<size_t>(count * bytes));
   auto to = picked.begin();
   for (const RowRange& range : rows)
     to = std::copy_n(first + range.begin * bytes, (range.end - range.begin) * bytes, to);
-  return backend_.pack_linear(tensor.type, in_features, count, picked.data(), pool_);
+  return backend_.pack_linear(tensor.type, in_features, count, picked.data(), pool_, scale);
 }
 
 Linear WeightLoader::linear(const std::string& name, int32_t in_features, int32_t out_features) const {
@@ -110,7 +125,7 @@ Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, i
                                  std::span<const RowRange> rows, const std::string& bias_name) const {
   const GgufTensor& tensor = require(name + ".weight", {in_features, all_rows});
   Linear linear;
-  linear.weight = pack_rows(tensor, 0, in_features, all_rows, rows);
+  linear.weight = pack_rows(tensor, 0, in_features, all_rows, rows, scales(name, 1)[0]);
   if (rows.front().begin == 0) linear.name = name + ".weight";
   if (has(name + ".bias")) {
     const VectorWeight fused = vector(name + ".bias", all_rows);
@@ -137,12 +152,15 @@ ExpertLinear WeightLoader::expert_linear_rows(const std::string& name, int32_t i
   linear.in_features = in_features;
   linear.out_features = count_rows(rows);
   if (rows.front().begin == 0) linear.name = name + ".weight";
-  for (int32_t e = 0; e < experts; ++e) linear.experts.push_back(pack_rows(tensor, e, in_features, all_rows, rows));
+  const std::vector<float> scale = scales(name, experts);
+  for (int32_t e = 0; e < experts; ++e)
+    linear.experts.push_back(pack_rows(tensor, e, in_features, all_rows, rows, scale[static_cast<size_t>(e)]));
   if (rows.back().end == all_rows) file_->release(tensor);
   return linear;
 }
 
 ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int32_t channels) const {
+  refuse_scale(name);
   const VectorWeight file_order = decode_vector(require(name + ".weight", {taps, channels}));
   std::shared_ptr<float[]> weights(new float[static_cast<size_t>(taps) * static_cast<size_t>(channels)]);
   for (int64_t c = 0; c < channels; ++c)
@@ -151,6 +169,7 @@ ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int3
 }
 
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {
+  refuse_scale(name);
   const GgufTensor& tensor = require(name + ".weight", {features, vocab});
   return {file_, file_->data(tensor).data(), tensor.type, vocab, features};
 }

@@ -27,7 +27,8 @@ class WeightLoader {
   // All throw ModelError naming the tensor, its shape and the one expected.
   VectorWeight vector(const std::string& name, int32_t size) const;
   VectorWeight optional_vector(const std::string& name, int32_t size) const;
-  // `name.weight` [out, in], and `name.bias` [out] where the file has it.
+  // `name.weight` [out, in], and `name.bias` [out] where the file has it. Here and below matrices are multiplied by
+  // `name.scale` where the file has it: one value, or one for each expert.
   Linear linear(const std::string& name, int32_t in_features, int32_t out_features) const;
   // The given rows, one range after the other, of `name.weight` [all_rows, in]. Their bias, where the file has it: the same
   // entries of `name.bias` [all_rows], or the whole of `bias_name.bias`.
@@ -47,7 +48,10 @@ class WeightLoader {
   VectorWeight decode_vector(const GgufTensor& tensor) const;
   // The given rows of one matrix of a tensor.
   std::shared_ptr<const LinearWeight> pack_rows(const GgufTensor& tensor, int32_t matrix, int32_t in_features,
-                                                int32_t all_rows, std::span<const RowRange> rows) const;
+                                                int32_t all_rows, std::span<const RowRange> rows, float scale) const;
+  // `name.scale` of a stack of matrices, ones where the file has none.
+  std::vector<float> scales(const std::string& name, int32_t matrices) const;
+  void refuse_scale(const std::string& name) const;
   void check(const GgufTensor& tensor) const;
 
   std::shared_ptr<const GgufFile> file_;

@@ -20,6 +20,22 @@ struct ForwardState {
   Rows windowed;                         // the rows as layers with a sliding window see them; else the rows as they are
 };
 
+// How the keys of a layer were turned before they were stored.
+struct KeyRotation {
+  int32_t rope = 0;  // index into TextModel::ropes()
+  RopeLayout layout = RopeLayout::halves;
+};
+
+// The head of rerankers: scores of labels from the hidden state that stands for a text. H hidden.
+struct Classifier {
+  Linear dense;                      // [H, H], followed by tanh; or none
+  Linear output;                     // [labels, H]
+  bool gives_probabilities = false;  // the scores of a row are meant to go through a softmax
+
+  // [rows, H] after the output norm -> [rows, labels], before any softmax.
+  Tensor scores(Ops& ops, Tensor hidden) const;
+};
+
 class TextModel {
  public:
   virtual ~TextModel() = default;
@@ -35,6 +51,8 @@ class TextModel {
   // Angles for sequences of at most n_ctx tokens (longrope chooses its factors by that length), one for each kind of
   // layer that rotates by its own.
   virtual std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const = 0;
+  // One for each of kv_shapes(); none where stored keys cannot be turned on to another position.
+  virtual std::vector<KeyRotation> key_rotations() const { return {}; }
   // Tokens that a layer with a sliding window sees, the row's own included; 0: no such layers.
   virtual int32_t sliding_window() const { return 0; }
   // Runs the rows through all layers, appending to the KV pages and moving the states on. Returns the hidden states
@@ -44,6 +62,8 @@ class TextModel {
                          std::span<const int32_t> outputs) const = 0;
   // Logits [rows, vocab] of hidden states.
   virtual Tensor head(Ops& ops, Tensor hidden) const = 0;
+  // nullptr: the file has none.
+  virtual const Classifier* classifier() const { return nullptr; }
 };
 
 }  // namespace v100

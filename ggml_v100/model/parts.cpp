@@ -57,6 +57,24 @@ Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLaye
   return a;
 }
 
+std::optional<Classifier> load_classifier(const WeightLoader& weights, const Hyperparameters& hp) {
+  if (!weights.has("cls.output.weight")) return std::nullopt;
+  Classifier classifier;
+  if (weights.has("cls.weight")) classifier.dense = weights.linear("cls", hp.hidden, hp.hidden);
+  classifier.output = weights.linear("cls.output", hp.hidden, hp.labels);
+  // The scores of Qwen's rerankers are the logits of "yes" and "no".
+  classifier.gives_probabilities = hp.architecture == "qwen3";
+  return classifier;
+}
+
+Tensor Classifier::scores(Ops& ops, Tensor hidden) const {
+  if (dense.weight) {
+    hidden = ops.linear(hidden, dense);
+    ops.soft_cap(hidden, 1.0f);  // tanh
+  }
+  return ops.linear(hidden, output);
+}
+
 FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer) {
   const std::string prefix = block_prefix(layer);
   const int32_t expert_size = hp.expert_ffn[static_cast<size_t>(layer)];

@@ -52,6 +52,10 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
 // [rows, H] -> [rows, H].
 Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation);
 
+// From cls (optional) and cls.output; none where the file has no cls.output. Labels as `classifier.output_labels` lists
+// them, else one.
+std::optional<Classifier> load_classifier(const WeightLoader& weights, const Hyperparameters& hp);
+
 // "blk.7."
 std::string block_prefix(int32_t layer);
 

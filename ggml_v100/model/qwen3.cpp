@@ -24,6 +24,9 @@ struct Block {
 class Qwen3 final : public Decoder {
  public:
   Qwen3(Hyperparameters hyperparameters, const WeightLoader& weights);
+  std::vector<KeyRotation> key_rotations() const override {
+    return std::vector<KeyRotation>(static_cast<size_t>(hp_.layers), {0, RopeLayout::halves});
+  }
 
  protected:
   Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const override;

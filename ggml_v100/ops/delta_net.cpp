@@ -65,12 +65,13 @@ void DeltaNetMemory::step_head(int32_t head, const float* q, const float* k, con
   for (int32_t j = 0; j < n; ++j) {
     float p[2] = {}, t[2] = {};
     for (int32_t i = 0; i < n; ++i) {
-      p[i % 2] = std::fma(m[i * n + j], kn[static_cast<size_t>(i)], p[i % 2]);
-      t[i % 2] = std::fma(m[i * n + j], qn[static_cast<size_t>(i)], t[i % 2]);
+      p[i % 2] = std::fma(m[w_.at(i, j)], kn[static_cast<size_t>(i)], p[i % 2]);
+      t[i % 2] = std::fma(m[w_.at(i, j)], qn[static_cast<size_t>(i)], t[i % 2]);
     }
     const float d = gate.beta * std::fma(-gate.decay, p[0] + p[1], v[j]);
     y[j] = std::fma(kq, d, gate.decay * (t[0] + t[1]));
-    for (int32_t i = 0; i < n; ++i) m[i * n + j] = std::fma(kn[static_cast<size_t>(i)], d, gate.decay * m[i * n + j]);
+    for (int32_t i = 0; i < n; ++i)
+      m[w_.at(i, j)] = std::fma(kn[static_cast<size_t>(i)], d, gate.decay * m[w_.at(i, j)]);
   }
 }
 

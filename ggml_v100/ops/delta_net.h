@@ -23,7 +23,7 @@ DeltaGate delta_gate(float beta, float alpha, float a, float dt_bias);
 // One head [n]: k and q as the recurrence wants them (lengths 1 and 1 / sqrt(n)); gives kq.
 float normalise_delta_head(const float* q, const float* k, int32_t n, float eps, float* qn, float* kn);
 
-// The memories of one sequence: [value_heads][head_dim (key feature)][head_dim (value feature)].
+// The memories of one sequence, one after the other as in the record.
 class DeltaNetMemory {
  public:
   DeltaNetMemory(const DeltaNet& w, const StateRecords& memory, const SequenceRows& sequence);

@@ -112,16 +112,21 @@ Matrix run_chunk(const Chunk& chunk, Matrix& memory) {
 
 void delta_net_chunked_sequence(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps,
                                 const SequenceRows& sequence, const StateRecords& memory, Tensor y, int32_t chunk) {
-  const int32_t n = w.head_dim, size = n * n;
+  const int32_t n = w.head_dim;
   for (int32_t head = 0; head < w.value_heads; ++head) {
+    const int64_t part = int64_t{head} * n * n;
     Matrix state(n, n);
-    if (const float* old = memory.at(sequence.state_from)) std::copy_n(old + head * size, size, state.row(0));
+    if (const float* old = memory.at(sequence.state_from))
+      for (int32_t i = 0; i < n; ++i)
+        for (int32_t j = 0; j < n; ++j) state.row(i)[j] = old[part + w.at(i, j)];
     for (int32_t begin = sequence.rows.begin; begin < sequence.rows.end; begin += chunk) {
       const RowRange rows{begin, std::min(begin + chunk, sequence.rows.end)};
       const Matrix out = run_chunk(read_chunk(qkv, beta, alpha, w, eps, head, rows), state);
       for (int32_t t = 0; t < out.rows(); ++t) std::copy_n(out.row(t), n, y.row(begin + t) + head * n);
     }
-    std::copy_n(state.row(0), size, memory.at(sequence.state_to) + head * size);
+    float* record = memory.at(sequence.state_to);
+    for (int32_t i = 0; i < n; ++i)
+      for (int32_t j = 0; j < n; ++j) record[part + w.at(i, j)] = state.row(i)[j];
   }
 }
 

@@ -71,6 +71,9 @@ class ObservedOps final : public Ops {
   void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override {
     inner_->kv_append(k, v, rows, layer);
   }
+  KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
+    return inner_->kv_read(indices, pages, layer);
+  }
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     return inner_->attention(q, rows, layer, heads, scale);
   }

@@ -28,14 +28,15 @@ class ThreadPool;
 // A linear layer's weight matrix W [out_features, in_features] in a backend's own layout. Immutable.
 class LinearWeight {
  public:
-  LinearWeight(QuantType type, int32_t in_features, int32_t out_features)
-      : type(type), in_features(in_features), out_features(out_features) {}
+  LinearWeight(QuantType type, int32_t in_features, int32_t out_features, float scale)
+      : type(type), in_features(in_features), out_features(out_features), scale(scale) {}
   virtual ~LinearWeight() = default;
   virtual size_t bytes() const = 0;  // of the packed form
 
   const QuantType type;
   const int32_t in_features;   // a multiple of the type's block
   const int32_t out_features;  // any number >= 1
+  const float scale;           // multiplies each element of W x: one for the matrix, beside the scales of its type
 };
 
 // A vector of f32 in the backend's memory (norm weights, biases).
@@ -79,6 +80,10 @@ struct Routing {
   int32_t slots() const { return rows * used; }
 };
 
+struct KeysValues {
+  Tensor k, v;
+};
+
 enum class Activation { silu, gelu };  // silu_f32, gelu_f32 of base/math.h
 
 // Depthwise convolution over the tokens of a sequence: tap t of channel c at data[t * channels + c], the oldest token first.
@@ -92,17 +97,17 @@ struct ConvWeight {
   int32_t history() const { return (taps - 1) * dilation; }  // tokens of the state record, [history, channels]
 };
 
-inline constexpr int32_t kMostDeltaHeadDim = 256;
-
-// Gated delta net. Value head h reads key head h % key_heads. Record of the state: [value_heads, head_dim, head_dim],
-// M[i][j] with key feature i and value feature j.
+// Gated delta net. Value head h reads key head h % key_heads. Record of the state: M[i][j] of key feature i and
+// value feature j at [head][j / 16][i][j % 16], so that 16 columns, which belong to each other in every step, are one stretch.
 struct DeltaNet {
   int32_t key_heads = 0;
   int32_t value_heads = 0;
-  int32_t head_dim = 0;  // of keys and values, a multiple of 16, at most kMostDeltaHeadDim
+  int32_t head_dim = 0;  // of keys and values, a multiple of 16
   VectorWeight a;        // [value_heads], -exp(A_log)
   VectorWeight dt_bias;  // [value_heads]
 
+  // Where M[i][j] lies in a head's part of the record.
+  int64_t at(int32_t i, int32_t j) const { return (int64_t{j / 16} * head_dim + i) * 16 + j % 16; }
   int32_t key_size() const { return key_heads * head_dim; }
   int32_t value_size() const { return value_heads * head_dim; }
 };
@@ -155,7 +160,7 @@ class Ops {
   // In place: x = cap * tanh(x / cap), with tanh(u) = 1 - 2 / (1 + exp_f32(2 u)).
   virtual void soft_cap(Tensor x, float cap) = 0;
 
-  // y [rows, out] = W x (+ bias added last).
+  // y [rows, out] = W x, times the weight's scale (rounded), plus the bias if there is one (rounded).
   //
   // Quantised types: each 32 values of x become int8 p_i = round_half_even(x_i * (127 / max|x|)), 0 where 127 / max|x|
   // is not finite, with scale dx = max|x| / 127. A group is 32 values of a row, 16 for the types marked *; the activation
@@ -189,6 +194,10 @@ class Ops {
   // Q4_0: per 32, m = the value of largest magnitude (first of equals), d = m / -8, q = min(15, trunc(fma(x, 1 / d, 8.5)))
   // (d = 0: q = 8), d stored as f16. Reading back: f32(d) * q (q - 8 for Q4_0).
   virtual void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) = 0;
+
+  // What kv_append stored at the given indices of a sequence, read back: k [indices, kv_heads * head_dim_k] and v. Storing
+  // it again changes no bit.
+  virtual KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) = 0;
 
   // Attention of q [rows, heads * head_dim_k] -> [rows, heads * head_dim_v]; head h reads kv head h / (heads / kv_heads).
   // The keys a row sees are taken page by page (pages are aligned to absolute kv indices); per page, in order of j:
@@ -259,9 +268,11 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;  // "reference", "generic", "avx2", "avx512"
 
-  // rows: out_features rows of in_features values in file layout. The pool's active threads share the work.
+  // rows: out_features rows of in_features values in file layout; scale: LinearWeight::scale. The pool's active threads share
+  // the work.
   virtual std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
-                                                          const std::byte* rows, ThreadPool& pool) const = 0;
+                                                          const std::byte* rows, ThreadPool& pool,
+                                                          float scale = 1.0f) const = 0;
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
   // threads.count is the most that set_threads may ask for. Throws InvalidArgument for settings the system refuses.

@@ -24,8 +24,8 @@ namespace {
 // Weights unpacked to the plainest form: integer codes with group scales, or f32 values.
 class ReferenceWeight final : public LinearWeight {
  public:
-  ReferenceWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows)
-      : LinearWeight(type, in_features, out_features) {
+  ReferenceWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, float scale)
+      : LinearWeight(type, in_features, out_features, scale) {
     const int64_t row_size = row_bytes(traits(type), in_features);
     if (has_integer_path(type)) {
       integer = unpack_integer_rows(type, rows, in_features, out_features);
@@ -164,6 +164,23 @@ class ReferenceOps final : public Ops {
       }
   }
 
+  KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
+    const PageLayout page(layer.shape);
+    const auto& [type_k, type_v, kv_heads, dim_k, dim_v] = layer.shape;
+    const int32_t count = indices.end - indices.begin;
+    const KeysValues read{create(count, kv_heads * dim_k), create(count, kv_heads * dim_v)};
+    for (int32_t r = 0; r < count; ++r) {
+      const int32_t index = indices.begin + r;
+      const std::byte* base =
+          layer.pages + static_cast<size_t>(pages[static_cast<size_t>(index / kPageTokens)]) * layer.page_stride_bytes;
+      for (int32_t h = 0; h < kv_heads; ++h) {
+        decode(type_k, base + page.k_offset(h, index % kPageTokens), read.k.row(r) + h * dim_k, dim_k);
+        decode(type_v, base + page.v_offset(h, index % kPageTokens), read.v.row(r) + h * dim_v, dim_v);
+      }
+    }
+    return read;
+  }
+
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
     const int32_t group = heads / layer.shape.kv_heads;
@@ -287,6 +304,7 @@ class ReferenceOps final : public Ops {
         const float* row = &w.values[static_cast<size_t>(n) * static_cast<size_t>(w.in_features)];
         for (int32_t k = 0; k < w.in_features; ++k) sum = std::fma(row[k], x[k], sum);
       }
+      sum *= w.scale;
       y[n] = bias ? sum + bias.data[n] : sum;
     }
   }
@@ -352,8 +370,8 @@ class ReferenceBackend final : public Backend {
  public:
   std::string_view name() const override { return "reference"; }
   std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
-                                                  const std::byte* rows, ThreadPool&) const override {
-    return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows);
+                                                  const std::byte* rows, ThreadPool&, float scale) const override {
+    return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows, scale);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
   std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {

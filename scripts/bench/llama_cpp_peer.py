@@ -20,6 +20,8 @@ from typing import Any
 
 import httpx
 
+POOLING_TYPES = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+
 
 class PeerError(RuntimeError):
     """The peer did not start or refused a request; the message carries what it said."""
@@ -30,7 +32,10 @@ def peer_is_installed() -> bool:
 
 
 class LlamaCppPeer:
-    """A running llama.cpp server with an F16 KV cache, one slot unless asked for more. Use as a context manager."""
+    """A running llama.cpp server with an F16 KV cache, one slot unless asked for more. Use as a context manager.
+
+    pooling: serve embeddings, pooled so (none, mean, cls, last, rank; "model": as the file says).
+    """
 
     def __init__(
         self,
@@ -39,10 +44,14 @@ class LlamaCppPeer:
         n_ctx: int = 2048,
         n_threads: int = 2,
         n_parallel: int = 1,
+        pooling: str | None = None,
+        context_shift: bool = False,
         start_timeout_s: float = 120.0,
     ) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--model", str(model), "--ctx-size", str(n_ctx)]
         command += ["--threads", str(n_threads), "--parallel", str(n_parallel)]
+        command += ["--pooling", pooling] if pooling is not None else []
+        command += ["--context-shift"] if context_shift else []
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -135,6 +144,8 @@ def serve() -> None:
     parser.add_argument("--ctx-size", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--parallel", type=int, required=True)
+    parser.add_argument("--pooling")
+    parser.add_argument("--context-shift", action="store_true")
     arguments = parser.parse_args()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the native code logs to standard output
@@ -147,6 +158,11 @@ def serve() -> None:
     params.n_parallel = arguments.parallel
     params.cpuparams.n_threads = arguments.threads
     params.cpuparams_batch.n_threads = arguments.threads
+    params.ctx_shift = arguments.context_shift
+    if arguments.pooling is not None:
+        params.embedding = True
+        if arguments.pooling != "model":
+            params.pooling_type = POOLING_TYPES[arguments.pooling]
     params.fit_params = False
     params.verbosity = 1
     server = xllamacpp.Server(params)

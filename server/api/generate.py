@@ -77,6 +77,7 @@ def build_request(
                 n_ctx=loaded.n_ctx_slot,
                 n_predict_limit=n_predict_limit,
                 parent=group[0] if group else None,
+                shifts_context=loaded.shifts_context,
             )
             group.append(generation)
             index += 1
@@ -93,7 +94,7 @@ async def respond(http: Request, prompts: list[list[int]], params: GenerationPar
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
     engine_loop.submit(request)
-    watcher = asyncio.create_task(_close_on_disconnect(http, request))
+    watcher = asyncio.create_task(close_on_disconnect(http, request))
 
     def end(is_complete: bool) -> None:
         watcher.cancel()
@@ -137,7 +138,8 @@ async def respond(http: Request, prompts: list[list[int]], params: GenerationPar
 CLIENT_CLOSED = 499  # nobody reads this response; the number is what proxies log for it
 
 
-async def _close_on_disconnect(http: Request, request: ActiveRequest) -> None:
+async def close_on_disconnect(http: Request, request: ActiveRequest) -> None:
+    """Close the request's mailbox when the client is gone. Runs until cancelled."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
     request.mailbox.close()

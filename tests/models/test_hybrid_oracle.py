@@ -6,6 +6,7 @@ a mistake that a reader of these files could make, and must be noticed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,19 @@ def test_variant_agrees_with_llama_cpp(tmp_path: Path, variant: str) -> None:
     logits = our_logits(path)
     divergence = mean_divergence(oracle_logprobs(path, logits.shape[1]), logits)
     assert divergence <= MAX_MEAN_KL[arguments.get("weight_type", "f32")]
+
+
+def test_scales_beside_matrices_agree_with_llama_cpp(tmp_path: Path) -> None:
+    path = write_tiny_hybrid(tmp_path / "model.gguf", "qwen35moe", n_layer=4)
+    scales: dict[str, NDArray[np.float32]] = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        if tensor.name.startswith("blk.") and tensor.data.ndim > 1 and not re.search("conv1d|gate_inp", tensor.name):
+            n = len(tensor.data) if tensor.data.ndim == 3 else 1  # one for each expert
+            scales[tensor.name.removesuffix("weight") + "scale"] = np.linspace(0.7, 0.9, n, dtype=np.float32)
+    scaled = rewrite(path, tmp_path / "scaled.gguf", architecture="qwen35moe", extra=scales)
+    logits = our_logits(scaled)
+    assert mean_divergence(oracle_logprobs(scaled, logits.shape[1]), logits) <= MAX_MEAN_KL["f32"]
+    assert mean_divergence(log_softmax(logits), our_logits(path)) > 10 * MAX_MEAN_KL["f32"]
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe"])

@@ -301,9 +301,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["--lora", "x.gguf"],
         ["--lora-scaled", "x.gguf:0.5"],
         ["--control-vector-layer-range", "1", "2"],
-        ["--keep", "5"],
-        ["--context-shift"],
-        ["--embeddings"],
         ["--ui"],
         ["-dr", "a/b"],
         ["--spec-type", "ngram-mod"],
@@ -364,9 +361,9 @@ def test_harmless_options_without_effect_are_accepted_with_one_line(argv):
 
 
 def test_a_planned_option_of_the_environment_can_be_switched_off_on_the_command_line():
-    environ = {"LLAMA_ARG_CONTEXT_SHIFT": "1"}
-    assert "LLAMA_ARG_CONTEXT_SHIFT" in refusal(environ=environ)
-    assert read("--no-context-shift", environ=environ).context_shift is False
+    environ = {"LLAMA_ARG_PERF": "1"}
+    assert "LLAMA_ARG_PERF" in refusal(environ=environ)
+    assert read("--no-perf", environ=environ).perf is False
 
 
 @pytest.mark.parametrize(("old", "new"), [("--draft-max", "--spec-draft-n-max"), ("--draft-min", "--spec-draft-n-min")])

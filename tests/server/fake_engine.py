@@ -40,6 +40,38 @@ class StepOutput(NamedTuple):
     top: list[tuple[int, float]]
 
 
+class EmbeddingWork(NamedTuple):
+    seq_id: int
+    tokens: Sequence[int]
+    pool: FakeHiddenPool
+    ends: bool = True
+
+
+def fake_embedding(tokens: Sequence[int], n_embd: int = 4) -> Any:
+    """Depends on every token and its place."""
+    state = zlib.crc32(b"".join(token.to_bytes(2, "little") for token in tokens))
+    return np.random.default_rng(state).standard_normal(n_embd).astype(np.float32)
+
+
+class FakeHiddenPool:
+    """`pooling_type` none gives a vector for each token, rank two scores, everything else one vector."""
+
+    def __init__(self, pooling_type: str = "mean") -> None:
+        self.pooling_type = pooling_type
+        self.tokens: list[int] = []
+        self.is_complete = False
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    def values(self) -> Any:
+        assert self.is_complete
+        if self.pooling_type == "none":
+            return np.stack([fake_embedding(self.tokens[: i + 1]) for i in range(len(self.tokens))])
+        return fake_embedding(self.tokens, 2 if self.pooling_type == "rank" else 4)
+
+
 def pseudo_random_token(history: Sequence[int], sampler: FakeSampler) -> int:
     """A letter that depends on the whole history and, above temperature 0, on the seed."""
     state = zlib.crc32(b"".join(token.to_bytes(2, "little") for token in history))
@@ -138,6 +170,7 @@ class FakeEngine:
         self.pool = FakePool(n_ctx // PAGE)
         self.tokens: list[list[int]] = [[] for _ in range(n_seq_max)]
         self.pages: list[list[int]] = [[] for _ in range(n_seq_max)]
+        self.moved_at = [n_ctx] * n_seq_max  # tokens from there on have seen others than those before them
         self.is_recurrent = is_recurrent
         self.cache = FakePrefixCache(cache_tokens, is_recurrent=is_recurrent)
         self.reuses: list[PrefixReuse] = []
@@ -145,6 +178,8 @@ class FakeEngine:
         self.n_steps = 0
         self.n_extra_passes = 0
         self.n_rows = 0
+        self.embedded_rows: list[int] = []  # of each call
+        self.shifts: list[tuple[int, int, int]] = []
         self.max_rows = 0
 
     def step(self, work: Sequence[Work], n_passes: int = 1) -> list[StepOutput]:
@@ -195,6 +230,31 @@ class FakeEngine:
             if item.sampler is not None:
                 outputs.append(self._draw(item))
         return outputs
+
+    def embed(self, work: Sequence[EmbeddingWork]) -> None:
+        self.n_steps += 1
+        if self.fails is not None:
+            error, self.fails = self.fails, None
+            raise error
+        assert len({item.seq_id for item in work}) == len({id(item.pool) for item in work}) == len(work)
+        n_rows = sum(len(item.tokens) for item in work)
+        assert 0 < n_rows <= self.n_batch
+        left = len(self.pool.free)
+        for item in work:
+            assert 0 <= item.seq_id < self.n_seq_max
+            assert item.tokens
+            assert item.pool.tokens == self.tokens[item.seq_id]
+            assert not item.pool.is_complete
+            left -= self._pages_needed(item.seq_id, len(item.tokens))
+            if left < 0:
+                raise ContextFull("no pages are left", item.seq_id)
+        self.embedded_rows.append(n_rows)
+        if self.step_seconds:
+            time.sleep(self.step_seconds)
+        for item in work:
+            self._append(item.seq_id, item.tokens)
+            item.pool.tokens += item.tokens
+            item.pool.is_complete = item.ends
 
     def _draw(self, item: Work) -> StepOutput:
         history = self.tokens[item.seq_id]
@@ -255,6 +315,8 @@ class FakeEngine:
             raise InvalidArgument(f"sequence {seq_id} has {held} tokens, not {length}")
 
     def _cut(self, seq_id: int, length: int) -> None:
+        if length <= self.moved_at[seq_id]:
+            self.moved_at[seq_id] = self.n_ctx
         del self.tokens[seq_id][length:]
         while len(self.pages[seq_id]) > -(-length // PAGE):
             self.pool.drop(self.pages[seq_id].pop())
@@ -265,6 +327,7 @@ class FakeEngine:
 
     def _share(self, src: int, dst: int, length: int) -> None:
         self.clear(dst)
+        self.moved_at[dst] = self.moved_at[src] if length > self.moved_at[src] else self.n_ctx
         self.tokens[dst] = self.tokens[src][:length]
         self.pages[dst] = self.pages[src][: -(-length // PAGE)]
         for page in self.pages[dst]:
@@ -275,12 +338,13 @@ class FakeEngine:
 
     def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
         assert 0 <= most <= len(tokens)
-        own, tokens = self.tokens[seq_id], list(tokens)
+        known = [held[:moved_at] for held, moved_at in zip(self.tokens, self.moved_at, strict=True)]
+        own, tokens = known[seq_id], list(tokens)
         unshared = sum(self.pool.references[page] == 1 for page in self.pages[seq_id])
         room = (len(self.pool.free) + unshared) * PAGE
-        matched = self.cache.matched(self.tokens, tokens)
-        best = self.cache.find(self.tokens, seq_id, tokens, most, room)[0]
-        wished = self.cache.find(self.tokens, seq_id, tokens, most, len(tokens))[0]
+        matched = self.cache.matched(known, tokens)
+        best = self.cache.find(known, seq_id, tokens, most, room)[0]
+        wished = self.cache.find(known, seq_id, tokens, most, len(tokens))[0]
         if own != tokens[: len(own)] or len(own) > best.length:
             self.cache.keep(own)
         if best.length == 0:
@@ -302,11 +366,28 @@ class FakeEngine:
         self.cache.keep_state(self.tokens[seq_id])
 
     def release(self, seq_id: int) -> None:
-        self.cache.keep(self.tokens[seq_id])
+        self.cache.keep(self.tokens[seq_id][: self.moved_at[seq_id]])
         self.clear(seq_id)
 
     def cache_usage(self) -> CacheUsage:
         return self.cache.usage()
+
+    def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
+        tokens, held = self.tokens[seq_id], self.pages[seq_id]
+        if n_keep < 0 or n_discard < 1 or n_keep + n_discard > len(tokens):
+            raise InvalidArgument(f"sequence {seq_id} cannot be shifted by {n_discard} after {n_keep}")
+        written = range(n_keep // PAGE, -(-(len(tokens) - n_discard) // PAGE))
+        shared = [i for i in written if self.pool.references[held[i]] > 1]
+        if len(shared) > len(self.pool.free):
+            raise ContextFull("no pages are left", seq_id)
+        for i in shared:
+            self.pool.drop(held[i])
+            held[i] = self.pool.take()
+        kept = tokens[:n_keep] + tokens[n_keep + n_discard :]
+        self.truncate(seq_id, len(kept))
+        self.tokens[seq_id] = kept
+        self.moved_at[seq_id] = min(self.moved_at[seq_id], n_keep)
+        self.shifts.append((seq_id, n_keep, n_discard))
 
 
 class FakeTokenizer:
@@ -316,7 +397,7 @@ class FakeTokenizer:
     n_vocab = N_VOCAB
     eog_ids = frozenset({END})
     suppress_ids: frozenset[int] = frozenset()
-    bos_id, eos_id = BOS, END
+    bos_id, eos_id, sep_id = BOS, END, None
     add_eos = False
 
     def __init__(self, *, add_bos: bool = False) -> None:

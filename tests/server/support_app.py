@@ -7,13 +7,24 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from fake_engine import N_VOCAB, FakeEngine, FakeSampler, FakeTemplate, FakeTokenizer, Work
+from fake_engine import (
+    N_VOCAB,
+    EmbeddingWork,
+    FakeEngine,
+    FakeHiddenPool,
+    FakeSampler,
+    FakeTemplate,
+    FakeTokenizer,
+    Work,
+)
 from starlette.testclient import TestClient
 
 from pyllama.server.app import create_app
+from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop, LoopSettings
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.loaded_model import LoadedModel
+from pyllama.server.rerank_prompt import RerankPrompt
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
 from pyllama.server.vocabulary import Vocabulary
@@ -44,6 +55,9 @@ class FakeServer:
         tokenizer: dict[str, Any] | None = None,
         defaults: dict[str, Any] | None = None,
         loads: bool = True,
+        pooling: str | None = None,
+        rerank_template: str | None = None,
+        adds_bos: bool = False,
         **settings: Any,
     ) -> None:
         self.settings = ServerSettings(
@@ -55,12 +69,25 @@ class FakeServer:
         )
         self.state = ServerState(self.settings)
         self.n_ctx_slot = n_ctx_slot or n_ctx
-        self.engine = FakeEngine(n_ctx=n_ctx, n_seq_max=n_slots, n_batch=max(n_batch, n_slots + 1), **(engine or {}))
+        self.pooling, self.rerank_template = pooling, rerank_template
+        n_embedded = 3 if pooling is not None else 0
+        self.engine = FakeEngine(
+            n_ctx=n_ctx, n_seq_max=n_slots + n_embedded, n_batch=max(n_batch, n_slots + 1), **(engine or {})
+        )
+        embeddings = EmbeddingQueue(
+            self.engine,
+            range(n_slots, n_slots + n_embedded),
+            make_work=EmbeddingWork,
+            make_pool=lambda: FakeHiddenPool(pooling),
+        )
         self.engine_loop = EngineLoop(
             self.engine,
-            LoopSettings(n_slots=n_slots, n_ctx_slot=self.n_ctx_slot, n_batch=n_batch, max_queue=max_queue),
+            LoopSettings(
+                n_slots=n_slots, n_ctx_slot=self.n_ctx_slot, n_batch=n_batch, max_queue=max_queue, adds_bos=adds_bos
+            ),
             make_work=Work,
             deliver=self.state.deliver,
+            embeddings=embeddings if n_embedded else None,
         )
         self.vocabulary = Vocabulary(
             FakeTokenizer(**(tokenizer or {})), N_VOCAB, shows_special=self.settings.shows_special
@@ -83,6 +110,11 @@ class FakeServer:
                 n_ctx=self.engine.n_ctx,
                 n_ctx_slot=self.n_ctx_slot,
                 chat_template=FakeTemplate(),
+                shifts_context=self.settings.context_shift,
+                pooling=self.pooling,
+                rerank_prompt=RerankPrompt(self.vocabulary.tokenizer, self.rerank_template)
+                if self.pooling == "rank"
+                else None,
             )
         )
 

@@ -74,6 +74,7 @@ class Model:
             "tokenizer.chat_template": CHAT_TEMPLATE,
         } | dict(kv_overrides or {})
         self.n_vocab, self.n_embd, self.n_ctx_train = N_VOCAB, 64, 2048
+        self.path, self.pooling_type, self.n_labels = path, "none", 0
         self._is_open = True
         Model.live += 1
 

@@ -32,7 +32,7 @@ MERGES = (
 )  # fmt: skip
 
 
-MetadataValue = int | float | bool | str | list[bool] | list[int]
+MetadataValue = int | float | bool | str | list[bool] | list[int] | list[str]
 
 
 @dataclass(frozen=True, slots=True)

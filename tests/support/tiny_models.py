@@ -24,6 +24,8 @@ def write_tiny_model(
     n_expert: int | None = None,
     n_expert_used: int = 2,
     tied: bool = False,
+    n_labels: int = 0,
+    has_dense_head: bool = False,
     weight_type: str = "f32",
     tensor_types: Mapping[str, str] | None = None,
     metadata: Mapping[str, MetadataValue] | None = None,
@@ -32,7 +34,8 @@ def write_tiny_model(
     """Write the model and return its path. The same arguments give the same bytes.
 
     n_expert: default 8 for qwen3moe and `llama` (which is Mixtral here), 0 for others. n_ff: of one expert where there
-    are experts. Other arguments as for `write_tiny_llama`.
+    are experts. n_labels: outputs of a classification head (`cls.output`), as rerankers have one; 0: none.
+    has_dense_head: with a layer before it (`cls`). Other arguments as for `write_tiny_llama`.
     """
     if n_expert is None:
         n_expert = 8 if architecture in ("qwen3moe", "llama") else 0
@@ -57,6 +60,8 @@ def write_tiny_model(
         keys |= {f"{architecture}.expert_count": n_expert, f"{architecture}.expert_used_count": n_expert_used}
     if architecture == "qwen3moe":
         keys |= {f"{architecture}.expert_feed_forward_length": n_ff, f"{architecture}.feed_forward_length": 3 * n_ff}
+    if n_labels:
+        keys[f"{architecture}.classifier.output_labels"] = [f"label {i}" for i in range(n_labels)]
     keys |= dict(metadata or {})
 
     writer = ModelWriter(path, architecture, keys, weight_type=weight_type, tensor_types=tensor_types, seed=seed)
@@ -65,6 +70,11 @@ def write_tiny_model(
     writer.vector("output_norm.weight", n_embd, 1.0, 0.2)
     if not tied:
         writer.matrix("output.weight", writer.n_vocab, n_embd, 2.4 / n_embd**0.5)
+    if n_labels:
+        writer.matrix("cls.output.weight", n_labels, n_embd, 1.0 / n_embd**0.5)
+    if has_dense_head:
+        writer.matrix("cls.weight", n_embd, n_embd, 0.7 / n_embd**0.5)
+        writer.vector("cls.bias", n_embd, 0.1, 0.2)
     for layer in range(n_layer):
         block = f"blk.{layer}."
         writer.vector(block + "attn_norm.weight", n_embd, 1.0, 0.2)

@@ -52,17 +52,28 @@ def random_case(
     )
 
 
+def to_record(memory: Array) -> Array:
+    """The record: [value_heads, value feature / 16, key feature, value feature % 16]."""
+    heads, n, _ = memory.shape
+    return memory.reshape(heads, n, n // 16, 16).transpose(0, 2, 1, 3)
+
+
+def from_record(values: Array, like: Array) -> Array:
+    heads, n, _ = like.shape
+    return values.reshape(heads, n // 16, n, 16).transpose(0, 2, 1, 3).reshape(like.shape)
+
+
 def run(driver: Path, case: Case, form: str) -> tuple[Array, Array]:
     rows = len(case.qkv)
     shape = (case.key_heads, case.value_heads, case.head_dim, rows, EPS, form)
-    inputs = (case.a, case.dt_bias, case.qkv, case.beta, case.alpha, case.memory)
+    inputs = (case.a, case.dt_bias, case.qkv, case.beta, case.alpha, to_record(case.memory))
     done = subprocess.run(
         [driver, *map(str, shape)], input=b"".join(x.astype("<f4").tobytes() for x in inputs), capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()
     values = np.frombuffer(done.stdout, "<f4")
     n_outputs = rows * case.value_heads * case.head_dim
-    return values[:n_outputs].reshape(rows, -1), values[n_outputs:].reshape(case.memory.shape)
+    return values[:n_outputs].reshape(rows, -1), from_record(values[n_outputs:], case.memory)
 
 
 def recurrence(case: Case) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -20,8 +20,9 @@ Stack make_stack(Pair& pair, QuantType type, int32_t k, int32_t n, int32_t exper
   stack.fast.out_features = stack.plain.out_features = n;
   for (int32_t e = 0; e < experts; ++e) {
     const auto rows = random_rows(type, k, n, random);
-    stack.fast.experts.push_back(pair.fast->pack_linear(type, k, n, rows.data(), pair.pool));
-    stack.plain.experts.push_back(pair.plain->pack_linear(type, k, n, rows.data(), pair.pool));
+    const float scale = e % 3 == 0 ? 1.0f : 0.3f + 0.1f * static_cast<float>(e);
+    stack.fast.experts.push_back(pair.fast->pack_linear(type, k, n, rows.data(), pair.pool, scale));
+    stack.plain.experts.push_back(pair.plain->pack_linear(type, k, n, rows.data(), pair.pool, scale));
   }
   return stack;
 }

@@ -26,10 +26,10 @@ struct Layer {
 };
 
 Layer make_layer(Pair& pair, QuantType type, int32_t k, int32_t n, const std::vector<std::byte>& rows,
-                 const std::vector<float>& bias = {}) {
+                 const std::vector<float>& bias = {}, float scale = 1.0f) {
   Layer layer;
-  layer.fast.weight = pair.fast->pack_linear(type, k, n, rows.data(), pair.pool);
-  layer.plain.weight = pair.plain->pack_linear(type, k, n, rows.data(), pair.pool);
+  layer.fast.weight = pair.fast->pack_linear(type, k, n, rows.data(), pair.pool, scale);
+  layer.plain.weight = pair.plain->pack_linear(type, k, n, rows.data(), pair.pool, scale);
   if (!bias.empty()) layer.fast.bias = layer.plain.bias = vector_weight(bias);
   return layer;
 }
@@ -89,12 +89,13 @@ void test_linear_combinations(Pair& pair, Failures& failures) {
                                             QuantType::IQ2_S, QuantType::Q2_K, QuantType::Q4_0,   QuantType::Q5_0};
   for (const int32_t m : {1, 4, 14, 70}) {
     const std::vector<float> inputs = random_inputs(m, k, random);
-    // multi_linear: all types at once, some with bias.
+    // multi_linear: all types at once, some with bias, some with a scale of their own.
     std::vector<Layer> layers;
     for (size_t i = 0; i < types.size(); ++i) {
       const auto n = static_cast<int32_t>(9 + 16 * i);
       layers.push_back(make_layer(pair, types[i], k, n, random_rows(types[i], k, n, random),
-                                  i % 2 == 0 ? random_inputs(1, n, random) : std::vector<float>{}));
+                                  i % 2 == 0 ? random_inputs(1, n, random) : std::vector<float>{},
+                                  i % 3 == 0 ? 0.37f : 1.0f));
     }
     std::vector<const Linear*> fast, plain;
     for (const Layer& layer : layers) fast.push_back(&layer.fast), plain.push_back(&layer.plain);
@@ -113,8 +114,8 @@ void test_linear_combinations(Pair& pair, Failures& failures) {
         for (const Activation activation : {Activation::silu, Activation::gelu}) {
           const int32_t n = 37;
           const Layer gate =
-              make_layer(pair, types[i], k, n, random_rows(types[i], k, n, random), random_inputs(1, n, random));
-          const Layer up = make_layer(pair, types[j], k, n, random_rows(types[j], k, n, random));
+              make_layer(pair, types[i], k, n, random_rows(types[i], k, n, random), random_inputs(1, n, random), -1.7f);
+          const Layer up = make_layer(pair, types[j], k, n, random_rows(types[j], k, n, random), {}, 0.21f);
           const Ops::Scope fast_scope(*pair.fast_ops), plain_scope(*pair.plain_ops);
           Tensor found =
               pair.fast_ops->gated_linear(copy_to(*pair.fast_ops, inputs, m), gate.fast, up.fast, activation);

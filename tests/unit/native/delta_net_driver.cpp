@@ -1,7 +1,7 @@
 // Runs one sequence through the plain gated delta nets.
 // Arguments: KEY_HEADS VALUE_HEADS HEAD_DIM ROWS EPS FORM, FORM being "recurrent" or the chunk of the chunked form.
-// Standard input, f32: a, dt_bias [value_heads], qkv, beta, alpha [rows, ...], memory [value_heads, head_dim, head_dim].
-// Standard output, f32: y [rows, value_size], memory.
+// Standard input, f32: a, dt_bias [value_heads], qkv, beta, alpha [rows, ...], the record of the memories.
+// Standard output, f32: y [rows, value_size], the record.
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>

@@ -113,6 +113,32 @@ struct World {
     expected.at(static_cast<size_t>(destination)) = std::vector<int64_t>(from.begin(), from.begin() + length);
   }
 
+  // Writes tokens that the sequence has already.
+  void overwrite(int32_t s, int32_t first, int32_t end) {
+    const auto held = references();
+    const std::vector<PageId> before(memory.pages(s).begin(), memory.pages(s).end());
+    int32_t needed = 0;
+    for (int32_t i = first / kPageTokens; i * kPageTokens < end && first < end; ++i)
+      needed += held.at(before[static_cast<size_t>(i)]) > 1;
+    const int32_t free_before = memory.free_pages();
+    try {
+      memory.make_own(s, first, end);
+    } catch (const v100::ContextFull& error) {
+      require(needed > free_before, std::string("make_own refused although pages are there: ") + error.what());
+      require_equal("sequence in ContextFull", error.sequence(), s);
+      return;
+    }
+    require(needed <= free_before, "make_own succeeded although pages lack");
+    require_equal("pages taken", free_before - memory.free_pages(), needed);
+    const auto count = references();
+    for (int32_t i = first; i < end; ++i) {
+      const PageId page = memory.pages(s)[static_cast<size_t>(i / kPageTokens)];
+      require_equal("holders of a page about to be written", count.at(page), 1);
+      content.at(static_cast<size_t>(page))[static_cast<size_t>(i % kPageTokens)] = next_value;
+      expected.at(static_cast<size_t>(s))[static_cast<size_t>(i)] = next_value++;
+    }
+  }
+
   int32_t length(int32_t s) const { return static_cast<int32_t>(expected.at(static_cast<size_t>(s)).size()); }
 
   void check() const {
@@ -151,7 +177,7 @@ void random_operations(uint32_t seed, int operations) {
   int shared = 0;
   for (int i = 0; i < operations; ++i) {
     const int32_t s = below(n);
-    switch (below(10)) {
+    switch (below(12)) {
       case 0:
         world.truncate(s, below(world.length(s) + 1));
         break;
@@ -176,6 +202,22 @@ void random_operations(uint32_t seed, int operations) {
         world.copy_fails = true;
         try {
           world.append(s, tokens);
+        } catch (const CopyFailed&) {
+        }
+        world.copy_fails = false;
+        require_equal("copies", world.copies, copies);
+        break;
+      }
+      case 10: {
+        const int32_t first = below(world.length(s) + 1);
+        world.overwrite(s, first, first + below(world.length(s) - first + 1));
+        break;
+      }
+      case 11: {  // a copy that fails changes nothing
+        const int copies = world.copies;
+        world.copy_fails = true;
+        try {
+          world.overwrite(s, 0, world.length(s));
         } catch (const CopyFailed&) {
         }
         world.copy_fails = false;
@@ -323,11 +365,15 @@ void invalid() {
     require_throws<InvalidArgument>("fork from", [&] { m.fork(s, 0, 0); });
     require_throws<InvalidArgument>("fork to", [&] { m.fork(0, s, 0); });
     require_throws<InvalidArgument>("clear", [&] { m.clear(s); });
+    require_throws<InvalidArgument>("make_own", [&] { m.make_own(s, 0, 0); });
   }
   require_throws<InvalidArgument>("append -1", [&] { m.append(0, -1); });
   require_throws<InvalidArgument>("can_append -1", [&] { m.can_append(0, -1); });
   require_throws<InvalidArgument>("truncate -1", [&] { m.truncate(0, -1); });
   require_throws<InvalidArgument>("truncate 11", [&] { m.truncate(0, 11); });
+  require_throws<InvalidArgument>("make_own to 11", [&] { m.make_own(0, 0, 11); });
+  require_throws<InvalidArgument>("make_own from -1", [&] { m.make_own(0, -1, 5); });
+  require_throws<InvalidArgument>("make_own backwards", [&] { m.make_own(0, 5, 4); });
   require_throws<InvalidArgument>("fork 11", [&] { m.fork(0, 1, 11); });
   require_throws<InvalidArgument>("fork -1", [&] { m.fork(0, 1, -1); });
   require_throws<InvalidArgument>("fork onto itself 11", [&] { m.fork(0, 0, 11); });

@@ -166,7 +166,8 @@ class ReferenceOps final : public Ops {
 
   KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
     const PageLayout page(layer.shape);
-    const auto& [type_k, type_v, kv_heads, dim_k, dim_v] = layer.shape;
+    const KvShape& shape = layer.shape;
+    const int32_t kv_heads = shape.kv_heads, dim_k = shape.head_dim_k, dim_v = shape.head_dim_v;
     const int32_t count = indices.end - indices.begin;
     const KeysValues read{create(count, kv_heads * dim_k), create(count, kv_heads * dim_v)};
     for (int32_t r = 0; r < count; ++r) {
@@ -174,8 +175,8 @@ class ReferenceOps final : public Ops {
       const std::byte* base =
           layer.pages + static_cast<size_t>(pages[static_cast<size_t>(index / kPageTokens)]) * layer.page_stride_bytes;
       for (int32_t h = 0; h < kv_heads; ++h) {
-        decode(type_k, base + page.k_offset(h, index % kPageTokens), read.k.row(r) + h * dim_k, dim_k);
-        decode(type_v, base + page.v_offset(h, index % kPageTokens), read.v.row(r) + h * dim_v, dim_v);
+        decode(shape.type_k, base + page.k_offset(h, index % kPageTokens), read.k.row(r) + h * dim_k, dim_k);
+        decode(shape.type_v, base + page.v_offset(h, index % kPageTokens), read.v.row(r) + h * dim_v, dim_v);
       }
     }
     return read;

@@ -30,7 +30,8 @@ class KeyValue(NamedTuple):
     value: Any  # int, float, bool, str; for arrays list[str] or an ndarray
 
 def backend_info() -> dict[str, Any]:
-    """``isa`` (what ``auto`` takes), ``available``, ``cuda`` (why not), and of the build: ``version``, ``build_number``
+    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (why not), and of the
+    build: ``version``, ``build_number``
     (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
     """
 
@@ -111,6 +112,11 @@ class Model:
     load_mtp: also the blocks of multi-token prediction, where the file has them; else their memory is not spent.
     kv_overrides: values that replace metadata on lookup (``--override-kv``).
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
+    devices: what the model runs on, of ``backend_info()["devices"]``; none: the CPU. Each is a rank, and several may be
+    the same CPU: that is how a split is tried without further hardware.
+    split_mode: of several devices, ``none`` uses one (`main_gpu`, an index), ``layer`` gives each whole layers,
+    ``tensor`` divides every layer. tensor_split: shares of the devices in any unit, 0 leaves one idle; none: equal.
+    tensor_overrides: (regular expression, device) pairs; tensors with a match lie on that device as a whole.
     Raises `GgufError`, `ModelError`, `OutOfMemory`, `InvalidArgument`.
     """
 
@@ -123,6 +129,11 @@ class Model:
         load_mtp: bool = False,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         isa: str = "auto",
+        devices: Sequence[str] = (),
+        split_mode: str = "layer",
+        tensor_split: Sequence[float] = (),
+        main_gpu: int = 0,
+        tensor_overrides: Sequence[tuple[str, str]] = (),
     ) -> None: ...
     @property
     def metadata(self) -> dict[str, Any]:
@@ -167,6 +178,12 @@ class Model:
     @property
     def description(self) -> str:
         """As llama-bench prints it, e.g. ``llama 135M Q4_1``."""
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each rank."""
+    @property
+    def rank_bytes(self) -> tuple[int, ...]:
+        """Bytes of packed weights on each rank."""
     def close(self) -> None:
         """Give the memory back. Engines that still use the model keep it alive until they are closed. Idempotent."""
 
@@ -298,6 +315,8 @@ class Engine:
     cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states or
     windows that it keeps per sequence. swa_full: keep what is behind sliding windows; it takes memory, but leaves every
     beginning of a sequence usable.
+    Of a model on several ranks in mode ``tensor`` the threads are shared out over the ranks. When a rank fails, a call
+    raises `DeviceError` naming it; while it does not return, so does every later call that computes.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
     """
 
@@ -425,4 +444,10 @@ class Engine:
         """Append tokens to their sequences (default: 0). `logits[i]`: keep that row's logits (default: last)."""
     def logits(self) -> NDArray[np.float32]:
         """Copy of the kept logits of the last `decode`, `[kept rows, n_vocab]`."""
+    def _inject_fault(
+        self, rank: int, at: int, *, hang_seconds: float = 0.0, stall_seconds: float | None = None
+    ) -> None:
+        """For tests: this rank throws, or hangs, at its `at`-th operation from now. stall_seconds: how long a rank may
+        be silent from now on.
+        """
     def close(self) -> None: ...

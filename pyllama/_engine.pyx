@@ -13,6 +13,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp cimport bool as cpp_bool
 from libcpp.memory cimport shared_ptr
+from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.utility cimport pair
 from libcpp.vector cimport vector
@@ -111,6 +112,7 @@ def backend_info():
     return {
         "isa": names[-1],
         "available": names,
+        "devices": [name.decode() for name in native.available_devices()],
         "cuda": "built without CUDA kernels",
         "version": native.version_text().decode(),
         "compiler": native.compiler_text().decode(),
@@ -286,13 +288,25 @@ cdef class Model:
     cdef readonly str path
 
     def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, bint load_mtp=False, kv_overrides=None,
-                 str isa="auto"):
+                 str isa="auto", devices=(), str split_mode="layer", tensor_split=(), int32_t main_gpu=0,
+                 tensor_overrides=()):
         cdef native.ModelParams params
         params.path = native_path(path)
         params.n_threads = n_threads
         params.check_tensors = check_tensors
         params.load_mtp = load_mtp
         params.isa = isa.encode()
+        cdef native.TensorOverride tensor_override
+        for device in devices:
+            params.placement.devices.push_back(<string>device.encode())
+        params.placement.split_mode = split_mode.encode()
+        for share in tensor_split:
+            params.placement.shares.push_back(<double>share)
+        params.placement.main_device = main_gpu
+        for pattern, device in tensor_overrides:
+            tensor_override.pattern = pattern.encode()
+            tensor_override.device = device.encode()
+            params.placement.overrides.push_back(tensor_override)
         self._overrides = dict(kv_overrides or {})
         for key, value in self._overrides.items():
             native_key = key.encode()
@@ -382,6 +396,14 @@ cdef class Model:
     @property
     def description(self):
         return self.model().description().decode("utf-8", "replace")
+
+    @property
+    def devices(self):
+        return tuple(name.decode() for name in self.model().placement().devices())
+
+    @property
+    def rank_bytes(self):
+        return tuple(self.model().rank_bytes())
 
     def close(self):
         cdef shared_ptr[const native.LoadedModel] last
@@ -752,6 +774,16 @@ cdef class Engine:
             result[entry.first.decode("utf-8", "surrogateescape")] = InputSums(
                 squares.reshape(entry.second.matrices, entry.second.features), np.asarray(entry.second.n_rows))
         return result
+
+    def _inject_fault(self, int32_t rank, int64_t at, *, double hang_seconds=0.0, stall_seconds=None):
+        cdef native.InjectedFault fault
+        cdef optional[double] stall
+        fault.rank = rank
+        fault.at = at
+        fault.hang_seconds = hang_seconds
+        if stall_seconds is not None:
+            stall = <double>stall_seconds
+        self.engine().get().inject(fault, stall)
 
     def close(self):
         cdef shared_ptr[native.Engine] last

@@ -134,6 +134,26 @@ cdef extern from "ops/ops.h" namespace "v100" nogil:
     cdef cppclass Backend:
         string_view name() const
 
+cdef extern from "parallel/placement.h" namespace "v100" nogil:
+    cdef cppclass TensorOverride:
+        string pattern
+        string device
+    cdef cppclass PlacementParams:
+        vector[string] devices
+        string split_mode
+        vector[double] shares
+        int32_t main_device
+        vector[TensorOverride] overrides
+    cdef cppclass Placement:
+        const vector[string]& devices() const
+    vector[string] available_devices()
+
+cdef extern from "parallel/collective.h" namespace "v100" nogil:
+    cdef cppclass InjectedFault:
+        int32_t rank
+        int64_t at
+        double hang_seconds
+
 cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
     cdef cppclass ModelParams:
         string path
@@ -142,8 +162,11 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         bool load_mtp
         MetadataOverrides kv_overrides
         string isa
+        PlacementParams placement
     cdef cppclass LoadedModel:
         LoadedModel(const ModelParams& params) except +translate_error
+        const Placement& placement() const
+        const vector[size_t]& rank_bytes() const
         const GgufFile& file() const
         const Backend& backend() const
         const TextModel& text() const
@@ -289,6 +312,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         vector[byte] save_sequence(int32_t sequence) except +translate_error
         void load_sequence(int32_t sequence, ByteSpan state) except +translate_error
         InputStatistics importance() except +translate_error
+        void inject(InjectedFault fault, optional[double] stall_seconds) except +translate_error
 
 # Small bridges for what Cython cannot spell: variants, construction behind a smart pointer.
 cdef extern from "native_bridge.h" namespace "v100" nogil:

@@ -56,6 +56,7 @@ from pyllama.llama_values import (
     read_callables,
     read_count,
     read_seed,
+    read_split_mode,
     rope_scaling,
     token_or_none,
 )
@@ -98,8 +99,12 @@ class Llama:
     edited text goes on from the last state before the edit.
     swa_full: False lets layers with a sliding window forget what is behind it. They then take the memory of the window,
     and an edited text goes on from a kept state, as that of a recurrent model does. None is True.
-    n_gpu_layers, split_mode, main_gpu, tensor_split, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload,
-    no_perf, numa: accepted; they do not change results, and there is nothing for them to do on the CPU.
+    devices: what the model runs on; None is the CPU. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
+    split_mode: over several devices, 0 or ``"none"`` (all on the one with index `main_gpu`), 1 or ``"layer"`` (whole
+    layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares, None for equal ones.
+    tensor_overrides: (regular expression, device) pairs that send tensors with a match to one device.
+    n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted;
+    they do not change results, and there is nothing for them to do on the CPU.
 
     Thread-safe: a call runs to its end before the next one on the same object begins; a stream counts as running until
     it is exhausted or closed. `close`, or leaving a ``with`` block, gives the memory back.
@@ -113,9 +118,11 @@ class Llama:
         model_path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = 0,
-        split_mode: int = 1,
+        split_mode: int | str = 1,
         main_gpu: int = 0,
         tensor_split: Sequence[float] | None = None,
+        devices: Sequence[str] | None = None,
+        tensor_overrides: Sequence[tuple[str, str]] = (),
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -220,7 +227,16 @@ class Llama:
         n_checkpoints = read_count("ctx_checkpoints", ctx_checkpoints)
         cache_mib = None if cache_ram is None else read_count("cache_ram", cache_ram, at_least=-1)
         check_parts(Path(self.model_path))
-        model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], kv_overrides=kv_overrides)
+        model = _engine.Model(
+            self.model_path,
+            n_threads=engine_options["n_threads"],
+            kv_overrides=kv_overrides,
+            devices=tuple(devices or ()),
+            split_mode=read_split_mode(split_mode),
+            tensor_split=tuple(tensor_split or ()),
+            main_gpu=main_gpu,
+            tensor_overrides=tensor_overrides,
+        )
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)
             self._metadata = model.metadata

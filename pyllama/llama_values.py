@@ -10,6 +10,7 @@ from pyllama.errors import InvalidArgument
 
 # GGUF type ids of the cache types that exist, and the names of others that callers may know.
 _CACHE_TYPES = {0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 20: "iq4_nl", 30: "bf16"}
+_SPLIT_MODES = {0: "none", 1: "layer", 2: "row", 3: "tensor"}
 _ROPE_SCALING = {-1: None, 0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
 
 
@@ -64,6 +65,14 @@ def rope_scaling(value: int | str | None) -> str | None:
     if value not in _ROPE_SCALING:
         raise InvalidArgument(f"rope_scaling_type={value!r}; known: {_ROPE_SCALING}")
     return _ROPE_SCALING[value]
+
+
+def read_split_mode(value: int | str) -> str:
+    if isinstance(value, str):
+        return value
+    if value not in _SPLIT_MODES:
+        raise InvalidArgument(f"split_mode={value!r}; known: {_SPLIT_MODES}")
+    return _SPLIT_MODES[value]
 
 
 def architecture_number(metadata: Mapping[str, Any], key: str) -> int:

@@ -161,7 +161,11 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         n_threads=settings.n_threads_batch or settings.n_threads,
         check_tensors=settings.check_tensors,
         kv_overrides=settings.kv_overrides or None,
+        **settings.placement,
     )
+    if len(model.devices) > 1:
+        for device, n_bytes in zip(model.devices, model.rank_bytes, strict=True):
+            log.info("%s: %.1f MiB of weights", device, n_bytes / (1 << 20))
     metadata = model.metadata
     pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)

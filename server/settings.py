@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyllama.options import rope_arguments
+from pyllama.errors import InvalidArgument
+from pyllama.options import placement_arguments, rope_arguments
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
 from pyllama.thread_placement import engine_thread_options
@@ -50,6 +51,7 @@ class ServerSettings:
     type_v: str = "f16"
     check_tensors: bool = False
     kv_overrides: Mapping[str, Any] = field(default_factory=dict)
+    placement: Mapping[str, Any] = field(default_factory=dict)  # devices, as the model takes them
     rope: Mapping[str, Any] = field(default_factory=dict)
     cont_batching: bool = True
     slot_prompt_similarity: float = 0.1
@@ -146,6 +148,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         type_v=options.cache_type_v,
         check_tensors=options.check_tensors,
         kv_overrides=dict(options.override_kv),
+        placement=_placement(options),
         rope=rope_arguments(options),
         cont_batching=options.cont_batching,
         slot_prompt_similarity=options.slot_prompt_similarity,
@@ -175,6 +178,13 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         ),
         given=given,
     )
+
+
+def _placement(options: Any) -> dict[str, Any]:
+    try:
+        return placement_arguments(options)
+    except InvalidArgument as error:
+        raise SettingsError(str(error)) from None
 
 
 def _pooling(options: Any) -> str | None:

@@ -83,4 +83,21 @@ void MappedFile::release(size_t offset, size_t n_bytes) const noexcept {
   (void)::madvise(const_cast<std::byte*>(data_) + first_page * page, (end_page - first_page) * page, MADV_DONTNEED);
 }
 
+namespace {
+
+// Advice for all pages that hold some of the bytes. When the system refuses it, reading is only slower.
+void advise(std::span<const std::byte> bytes, int advice) noexcept {
+  const long system_page = ::sysconf(_SC_PAGESIZE);
+  if (system_page <= 0 || bytes.empty()) return;
+  const auto page = static_cast<uintptr_t>(system_page);
+  const auto first = reinterpret_cast<uintptr_t>(bytes.data()), begin = first / page * page;
+  (void)::madvise(reinterpret_cast<void*>(begin), first + bytes.size() - begin, advice);
+}
+
+}  // namespace
+
+void will_read_at_random(std::span<const std::byte> bytes) noexcept { advise(bytes, MADV_RANDOM); }
+
+void will_read(std::span<const std::byte> bytes) noexcept { advise(bytes, MADV_WILLNEED); }
+
 }  // namespace v100

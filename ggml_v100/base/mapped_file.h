@@ -31,4 +31,11 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// Advice about parts of mapped files; it reads nothing itself and changes no contents.
+//
+// Small pieces here and there are going to be read: a missing page is fetched without its neighbours.
+void will_read_at_random(std::span<const std::byte> bytes) noexcept;
+// These bytes are going to be read soon: fetching their pages begins now, beside the caller's work.
+void will_read(std::span<const std::byte> bytes) noexcept;
+
 }  // namespace v100

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/patience.h"
 
 namespace v100 {
 
@@ -23,16 +24,6 @@ namespace {
 // 20 us of a sleep. Sleeping keeps cores cool between requests.
 constexpr int kSpinRounds = 2000;  // of the waiting caller; of idle workers at poll 50
 constexpr int kYieldRounds = 400;
-
-inline void cpu_relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield" ::: "memory");
-#elif defined(__powerpc64__)
-  asm volatile("or 27,27,27" ::: "memory");
-#endif
-}
 
 }  // namespace
 
@@ -89,14 +80,7 @@ struct ThreadPool::State {
 
   void wait_for_news(uint32_t seen) {
     const int spin_rounds = kSpinRounds * settings.poll / 50, yield_rounds = kYieldRounds * settings.poll / 50;
-    for (int round = 0; round < spin_rounds + yield_rounds; ++round) {
-      if (has_news(seen)) return;
-      if (round < spin_rounds) {
-        cpu_relax();
-      } else {
-        std::this_thread::yield();
-      }
-    }
+    if (wait_awake(spin_rounds, yield_rounds, [&] { return has_news(seen); })) return;
     std::unique_lock lock(mutex);
     sleepers.fetch_add(1);
     wake.wait(lock, [&] { return has_news(seen); });

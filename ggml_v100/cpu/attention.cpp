@@ -142,7 +142,7 @@ std::span<T> take(Arena& arena, int64_t count) {
 }
 
 void Attention::plan(int32_t threads, Arena& arena) {
-  const int32_t group = heads_ / layer_.shape.kv_heads;
+  const int32_t group = layer_.shape.group_of(heads_);
   const int32_t group_part = std::min(group, kUnitQueries);
   const int32_t tile_rows = std::max(1, kUnitQueries / group_part);
   int64_t tiles = 0;
@@ -163,17 +163,15 @@ void Attention::plan(int32_t threads, Arena& arena) {
       }
       if (keys.begin >= keys.end) keys = {0, 0};
       const RowRange pages{keys.begin / kPageTokens, (keys.end + kPageTokens - 1) / kPageTokens};
-      for (int32_t kv_head = 0; kv_head < layer_.shape.kv_heads; ++kv_head)
-        for (int32_t first = 0; first < group; first += group_part)
-          units_[n_units++] = {static_cast<int32_t>(s),
-                               kv_head,
-                               kv_head * group + first,
-                               std::min(group_part, group - first),
-                               tile,
-                               pages,
-                               -1};
+      for (int32_t kv_head = 0; kv_head < layer_.shape.kv_heads; ++kv_head) {
+        const RowRange readers = layer_.shape.readers(kv_head, heads_);
+        for (int32_t first = readers.begin; first < readers.end; first += group_part)
+          units_[n_units++] = {
+              static_cast<int32_t>(s), kv_head, first, std::min(group_part, readers.end - first), tile, pages, -1};
+      }
     }
   }
+  units_ = units_.first(n_units);  // fewer where a rank has part of a group
   if (threads == 1 || products_ < kParallelProducts || static_cast<int64_t>(units_.size()) >= int64_t{4} * threads)
     return;
   for (Unit& unit : units_) {

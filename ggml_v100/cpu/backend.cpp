@@ -12,14 +12,18 @@
 #include "base/math.h"
 #include "base/thread_pool.h"
 #include "cpu/attention.h"
+#include "cpu/block_index.h"
 #include "cpu/experts.h"
 #include "cpu/kernels.h"
 #include "cpu/kv_page.h"
 #include "cpu/linear.h"
 #include "cpu/packed_weight.h"
 #include "cpu/recurrent.h"
+#include "cpu/sparse_attention.h"
 #include "ops/arena.h"
 #include "ops/routing.h"
+#include "ops/sparse_attention.h"
+#include "ops/streams.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -35,9 +39,13 @@ constexpr size_t kMostWeights = 16;            // of one multi_linear
 
 class CpuOps final : public Ops {
  public:
-  CpuOps(const Kernels& kernels, const ThreadSettings& threads) : kernels_(kernels), pool_(threads) {}
+  CpuOps(const Kernels& kernels, const ThreadSettings& threads, RankSeat seat)
+      : kernels_(kernels), pool_(threads), seat_(seat) {}
 
-  Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
+  Tensor create(int32_t rows, int32_t features) override {
+    seat_.beat();
+    return arena_.create(rows, features);
+  }
 
   Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) override {
     Tensor y = create(static_cast<int32_t>(tokens.size()), table.features);
@@ -77,6 +85,7 @@ class CpuOps final : public Ops {
   }
 
   Tensor linear(Tensor x, const Linear& layer) override {
+    if (layer.weight == nullptr) return zeros(x.rows, layer.out_features);
     const LinearJob job = whole_job(layer, create(x.rows, layer.weight->out_features));
     cpu::run_linear_jobs({x}, {&job, 1}, kernels_, arena_, pool_);
     return job.y;
@@ -87,14 +96,20 @@ class CpuOps final : public Ops {
     if (weights.size() > jobs.size())
       throw InvalidArgument("multi_linear of " + std::to_string(weights.size()) + " weights, the limit is " +
                             std::to_string(jobs.size()));
+    size_t n_jobs = 0;
     for (size_t i = 0; i < weights.size(); ++i) {
+      if (weights[i]->weight == nullptr) {
+        outputs[i] = zeros(x.rows, weights[i]->out_features);
+        continue;
+      }
       outputs[i] = create(x.rows, weights[i]->weight->out_features);
-      jobs[i] = whole_job(*weights[i], outputs[i]);
+      jobs[n_jobs++] = whole_job(*weights[i], outputs[i]);
     }
-    cpu::run_linear_jobs({x}, std::span(jobs).first(weights.size()), kernels_, arena_, pool_);
+    cpu::run_linear_jobs({x}, std::span(jobs).first(n_jobs), kernels_, arena_, pool_);
   }
 
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
+    if (gate.weight == nullptr) return zeros(x.rows, gate.out_features);
     Tensor y = create(x.rows, gate.weight->out_features);
     if (packed(gate.weight)->form() == packed(up.weight)->form()) {
       LinearJob job = whole_job(gate, y);
@@ -148,11 +163,13 @@ class CpuOps final : public Ops {
 
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+    if (heads == 0) return y;
     cpu::run_attention(q, rows, layer, heads, scale, y, kernels_, arena_, pool_);
     return y;
   }
 
   void apply_gate(Tensor x, Tensor gate) override {
+    if (x.features == 0) return;
     const int32_t width = x.features / gate.features;
     for_rows(x.rows, x.features, [&](int32_t r) {
       if (width == 1) return kernels_.sigmoid_mul(x.row(r), gate.row(r), x.features);
@@ -183,6 +200,82 @@ class CpuOps final : public Ops {
       else
         kernels_.sigmoid_mul(x.row(r), gate.row(r), x.features);
     });
+  }
+
+  Tensor repeat_streams(Tensor x, int32_t streams) override {
+    Tensor y = create(x.rows, x.features * streams);
+    for_rows(x.rows, y.features, [&](int32_t r) {
+      for (int32_t s = 0; s < streams; ++s) std::copy_n(x.row(r), x.features, y.row(r) + s * x.features);
+    });
+    return y;
+  }
+
+  Tensor norm_streams(Tensor x, int32_t streams, const VectorWeight& w, float eps) override {
+    Tensor y = create(x.rows, x.features);
+    const int32_t n = x.features / streams;
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      for (int32_t at = 0; at < x.features; at += n)
+        kernels_.rms_norm(x.row(r) + at, w.data.get() + at, y.row(r) + at, n, eps);
+    });
+    return y;
+  }
+
+  void scaled_silu(Tensor x, float factor) override {
+    for_rows(x.rows, x.features * 4, [&](int32_t r) { kernels_.scaled_silu(x.row(r), factor, x.features); });
+  }
+
+  Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) override {
+    Tensor y = create(x.rows, x.features / streams);
+    for_rows(x.rows, x.features * 4, [&](int32_t r) {
+      std::fill_n(y.row(r), y.features, 0.0f);
+      for (int32_t at = 0; at < x.features; at += y.features)
+        kernels_.add_gated(y.row(r), gate.row(r) + at, x.row(r) + at, y.features);
+      kernels_.scale(y.row(r), 1.0f / static_cast<float>(streams), y.features);
+    });
+    return y;
+  }
+
+  void add_to_streams(Tensor x, Tensor y, Tensor inject) override {
+    const float share = 1.0f / static_cast<float>(inject.features);
+    for_rows(x.rows, x.features, [&](int32_t r) {
+      for (int32_t s = 0; s < inject.features; ++s)
+        kernels_.add_scaled(x.row(r) + s * y.features, 2.0f * sigmoid_f32(inject.row(r)[s] * share), y.row(r),
+                            y.features);
+    });
+  }
+
+  Tensor gate_memory(Tensor key, Tensor query, Tensor value) override {
+    Tensor y = create(key.rows, key.features);
+    for_rows(y.rows, y.features, [&](int32_t r) {
+      for (int32_t at = 0; at < y.features; at += value.features) {
+        const float dot = kernels_.dot(key.row(r) + at, query.row(r) + at, value.features);
+        std::copy_n(value.row(r), value.features, y.row(r) + at);
+        kernels_.scale(y.row(r) + at, memory_gate_of(dot, value.features), value.features);
+      }
+    });
+    return y;
+  }
+
+  void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
+                    const KvLayer& index) override {
+    cpu::append_index(keys, w, eps, angles, rows, index, kernels_);
+  }
+
+  BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override {
+    most = room_for_blocks(rows, index.shape.block, most);
+    const auto n = static_cast<size_t>(q.rows);
+    auto* count = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
+    auto* blocks = reinterpret_cast<int32_t*>(arena_.take(n * static_cast<size_t>(most) * sizeof(int32_t)));
+    cpu::choose_blocks(q, rows, index, heads, most, count, blocks, kernels_, arena_, pool_);
+    return {q.rows, index.shape.block, most, count, blocks};
+  }
+
+  Tensor sparse_attention(Tensor q, const Rows& rows, const BlockChoice& choice, const KvLayer& layer, int32_t heads,
+                          float scale) override {
+    Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+    if (heads == 0) return y;
+    cpu::run_sparse_attention(q, rows, choice, layer, heads, scale, y, kernels_, arena_, pool_);
+    return y;
   }
 
   Routing route(Tensor logits, int32_t used) override {
@@ -235,7 +328,8 @@ class CpuOps final : public Ops {
     return y;
   }
 
-  void all_reduce(Tensor) override {}
+  void all_reduce(Tensor partial) override { seat_.all_reduce(partial.data, partial.size()); }
+  void broadcast(Tensor x, int32_t root) override { seat_.broadcast(root, x.data, x.size()); }
 
   void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
 
@@ -248,6 +342,12 @@ class CpuOps final : public Ops {
  private:
   static const PackedWeight* packed(const std::shared_ptr<const LinearWeight>& weight) {
     return static_cast<const PackedWeight*>(weight.get());
+  }
+
+  Tensor zeros(int32_t rows, int32_t features) {
+    const Tensor y = create(rows, features);
+    std::fill_n(y.data, y.size(), 0.0f);
+    return y;
   }
 
   static LinearJob whole_job(const Linear& layer, Tensor y) {
@@ -304,6 +404,7 @@ class CpuOps final : public Ops {
 
   const Kernels& kernels_;
   ThreadPool pool_;
+  RankSeat seat_;
   Arena arena_;
 };
 
@@ -317,8 +418,8 @@ class CpuBackend final : public Backend {
     return std::make_shared<PackedWeight>(type, in_features, out_features, rows, scale, pool, memory_);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
-    return std::make_unique<CpuOps>(kernels_, threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads, RankSeat seat) const override {
+    return std::make_unique<CpuOps>(kernels_, threads, seat);
   }
 
  private:

@@ -67,6 +67,26 @@ void scale_rows(float* x, float factor, int64_t n) {
                    V100_INLINE_LAMBDA { store_some(x + i, load_some(x + i, count) * splat(factor), count); });
 }
 
+void scaled_silu_rows(float* x, float factor, int64_t n) {
+  for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
+    store_some(x + i, silu_lanes(load_some(x + i, count) * splat(factor)), count);
+  });
+}
+
+void add_gated_rows(float* y, const float* gate, const float* x, int64_t n) {
+  for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
+    const Lanes share = splat(1.0f) / (splat(1.0f) + exp_lanes(negate(load_some(gate + i, count))));
+    store_some(y + i, fma(share, load_some(x + i, count), load_some(y + i, count)), count);
+  });
+}
+
+float dot_row(const float* x, const float* y, int32_t n) {
+  Lanes sums = splat(0.0f);
+  for_lanes(n, [&](int64_t i, int count)
+                   V100_INLINE_LAMBDA { sums = fma(load_some(x + i, count), load_some(y + i, count), sums); });
+  return sum_of(sums);
+}
+
 void soft_cap_rows(float* x, float cap, int64_t n) {
   for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
     const Lanes u = load_some(x + i, count) / splat(cap);
@@ -413,6 +433,9 @@ constexpr Kernels float_kernels(const char* name) {
   k.add = add_rows;
   k.add_scaled = add_scaled_rows;
   k.scale = scale_rows;
+  k.scaled_silu = scaled_silu_rows;
+  k.add_gated = add_gated_rows;
+  k.dot = dot_row;
   k.soft_cap = soft_cap_rows;
   k.rms_norm = rms_norm_row;
   k.silu_mul = silu_mul_row;

@@ -98,6 +98,9 @@ struct Kernels {
   void (*add)(float* x, const float* a, int64_t n);                                  // x += a
   void (*add_scaled)(float* x, float factor, const float* a, int64_t n);             // x = fma(factor, a, x)
   void (*scale)(float* x, float factor, int64_t n);                                  // x *= factor
+  void (*scaled_silu)(float* x, float factor, int64_t n);                            // x = silu(x * factor)
+  void (*add_gated)(float* y, const float* gate, const float* x, int64_t n);         // y = fma(sigmoid(gate), x, y)
+  float (*dot)(const float* x, const float* y, int32_t n);                           // in 16 interleaved sums
   void (*soft_cap)(float* x, float cap, int64_t n);                                  // x = cap * tanh(x / cap)
   void (*rms_norm)(const float* x, const float* w, float* y, int32_t n, float eps);  // one row, y may be x
   void (*silu_mul)(const float* gate, const float* up, float* y, int64_t n);         // y = silu(gate) * up

@@ -82,7 +82,7 @@ KvPage::KvPage(const KvShape& shape) : shape_(shape) {
   key_tile_codes_ = code_bytes(shape.type_k, shape.head_dim_k) * kKeyTileTokens;
   key_tile_bytes_ = key_tile_codes_;
   if (!is_float(shape.type_k)) key_tile_bytes_ += static_cast<size_t>(shape.head_dim_k / 32) * kKeyTileTokens * 2;
-  key_head_bytes_ = key_tile_bytes_ * kPageKeyTiles;
+  key_head_bytes_ = key_tile_bytes_ * static_cast<size_t>((shape.keys() + kKeyTileTokens - 1) / kKeyTileTokens);
   value_row_bytes_ = code_bytes(shape.type_v, padded_dim_v_);
   value_codes_ = value_row_bytes_ * kPageTokens;
   value_head_bytes_ = value_codes_;
@@ -90,9 +90,41 @@ KvPage::KvPage(const KvShape& shape) : shape_(shape) {
     value_head_bytes_ += up_to_64(static_cast<size_t>(shape.head_dim_v / 32) * kPageTokens * 2);
 }
 
-void KvPage::put_key(std::byte* page, int32_t kv_head, int32_t token, const float* key, const Kernels& kernels) const {
-  std::byte* tile = page + key_tile(kv_head, token / kKeyTileTokens);
-  const auto column = static_cast<size_t>(token % kKeyTileTokens);
+ElementType KvPage::key_element() const {
+  switch (shape_.type_k) {
+    case QuantType::F16:
+      return ElementType::f16;
+    case QuantType::BF16:
+      return ElementType::bf16;
+    case QuantType::Q8_0:
+      return ElementType::q8_0_keys;
+    case QuantType::Q4_0:
+      return ElementType::q4_0_keys;
+    default:
+      return ElementType::f32;
+  }
+}
+
+ElementType KvPage::value_element() const {
+  switch (shape_.type_v) {
+    case QuantType::F16:
+      return ElementType::f16;
+    case QuantType::BF16:
+      return ElementType::bf16;
+    case QuantType::Q8_0:
+      return ElementType::q8_0_values;
+    case QuantType::Q4_0:
+      return ElementType::q4_0_values;
+    default:
+      return ElementType::f32;
+  }
+}
+
+size_t KvPage::key_column_bytes() const { return is_float(shape_.type_k) ? code_bytes(shape_.type_k, 1) : 1; }
+
+void KvPage::put_key(std::byte* page, int32_t kv_head, int32_t index, const float* key, const Kernels& kernels) const {
+  std::byte* tile = page + key_tile(kv_head, index / kKeyTileTokens);
+  const auto column = static_cast<size_t>(index % kKeyTileTokens);
   const auto features = static_cast<size_t>(shape_.head_dim_k);
   if (shape_.type_k == QuantType::F32) {
     auto* elements = reinterpret_cast<float*>(tile);

@@ -7,6 +7,7 @@
 //                    values: codes i8 [token][features], then scales f16 [token][features / 32]
 //   q4_0             as q8_0 with nibbles: byte row (value: byte) 16 b + i of block b holds features 32 b + i (low) and
 //                    32 b + 16 + i (high)
+// A cache with one key for each block of tokens (KvShape::block) has as many key tiles as these keys need.
 // A page is the key parts of all kv heads, then the value parts. Every part is a multiple of 64 bytes.
 #pragma once
 
@@ -18,7 +19,6 @@
 namespace v100::cpu {
 
 inline constexpr int32_t kKeyTileTokens = 64;
-inline constexpr int32_t kPageKeyTiles = kPageTokens / kKeyTileTokens;
 
 class KvPage {
  public:
@@ -36,10 +36,15 @@ class KvPage {
     return static_cast<size_t>(shape_.kv_heads) * key_head_bytes_ + static_cast<size_t>(kv_head) * value_head_bytes_;
   }
   size_t value_scales() const { return value_codes_; }  // within a head's values
+  // What a dense product reads in place.
+  ElementType key_element() const;
+  ElementType value_element() const;
+  // Bytes from one key of a tile to the next, in the first of its rows.
+  size_t key_column_bytes() const;
   size_t value_row_bytes() const { return value_row_bytes_; }
 
-  // Writes head kv_head of one token.
-  void put_key(std::byte* page, int32_t kv_head, int32_t token, const float* key, const Kernels& kernels) const;
+  // Writes head kv_head of one token; the key of a token or, in a cache with blocks, of a block.
+  void put_key(std::byte* page, int32_t kv_head, int32_t index, const float* key, const Kernels& kernels) const;
   void put_value(std::byte* page, int32_t kv_head, int32_t token, const float* value, const Kernels& kernels) const;
 
   // Reads back what put_key and put_value wrote.

@@ -45,6 +45,7 @@ void Engine::check_embedding_work(std::span<const EmbeddingWork> work) const {
 
 void Engine::embed(std::span<const EmbeddingWork> work) {
   const std::lock_guard lock(mutex_);
+  ranks_->require_usable();
   check_embedding_work(work);
   std::vector<Row> rows;
   std::vector<size_t> item_of_row;
@@ -59,7 +60,7 @@ void Engine::embed(std::span<const EmbeddingWork> work) {
     }
   }
 
-  Ops& ops = rank_->ops();
+  Ops& ops = ranks_->ops();
   const Classifier* classifier = model_->text().classifier();
   std::vector<float> states, scores;
   bool has_taken = false;

@@ -38,6 +38,11 @@ int32_t rounded_context(const LoadedModel& model, const EngineParams& params) {
   return static_cast<int32_t>((n_ctx + kPageTokens - 1) / kPageTokens * kPageTokens);
 }
 
+template <class T>
+void keep_forever(T&& value) {
+  (void)new std::remove_cvref_t<T>(std::forward<T>(value));
+}
+
 }  // namespace
 
 // Remembers the sequences' lengths, and restores them and their states unless the work was completed.
@@ -88,46 +93,65 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       n_ubatch_(std::min(n_batch_, in_range("n_ubatch", params.n_ubatch, 1, 1 << 20))),
       n_threads_(in_range("n_threads", params.n_threads, 0, 512)),
       n_threads_batch_(in_range("n_threads_batch", params.n_threads_batch, 0, 512)),
-      kv_shapes_(model_->text().kv_shapes()),
+      type_k_(kv_type("type_k", params.type_k)),
+      type_v_(kv_type("type_v", params.type_v)),
       memory_(pool_pages(n_ctx_, in_range("n_seq_max", params.n_seq_max, 1, 4096)), params.n_seq_max,
-              [this](PageId from, PageId to) { std::memcpy(rank_->page(to), rank_->page(from), rank_->page_bytes()); }),
+              [this](PageId from, PageId to) { ranks_->copy_page(from, to); }),
       states_(params.n_seq_max),
       tokens_(static_cast<size_t>(params.n_seq_max)),
       ropes_(model_->text().ropes(params.rope, n_ctx_)),
-      rope_tables_(ropes_.size()) {
+      rope_tables_(ropes_.size()),
+      block_rope_tables_(ropes_.size()) {
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
-  for (KvShape& shape : kv_shapes_) {
-    shape.type_k = kv_type("type_k", params.type_k);
-    shape.type_v = kv_type("type_v", params.type_v);
-    shape.is_windowed = shape.is_windowed && !params.swa_full;
-    if (shape.is_windowed) window_ = model_->text().sliding_window();
-  }
-  ThreadSettings threads = params.threads;
-  threads.count = std::max(n_threads_, n_threads_batch_);
-  std::unique_ptr<Ops> ops = model_->backend().create_ops(threads);
-  if (params.collect_importance) ops = observe_inputs(std::move(ops), importance_);
+  for (int32_t rank = 0; rank < model_->placement().ranks() && !params.swa_full; ++rank)
+    for (const KvShape& shape : model_->text(rank).kv_shapes())
+      if (shape.is_windowed) window_ = model_->text().sliding_window();
   int32_t n_window_pages = 0;
   if (window_ > 0) {
     // A window is part of its sequence, so these pages never run out first: as many as there are, and those of each
     // sequence whose other pages are shared. Touched are as many as are in use at once.
     n_window_pages = memory_.n_pages() + params.n_seq_max * window_pages(window_);
-    window_memory_ = std::make_unique<PagedMemory>(n_window_pages, params.n_seq_max, [this](PageId from, PageId to) {
-      std::memcpy(rank_->window_page(to), rank_->window_page(from), rank_->window_page_bytes());
-    });
+    window_memory_ = std::make_unique<PagedMemory>(
+        n_window_pages, params.n_seq_max, [this](PageId from, PageId to) { ranks_->copy_window_page(from, to); });
   }
-  rank_ = std::make_unique<Rank>(model_->text(), model_->backend(), std::move(ops), kv_shapes_, memory_.n_pages(),
-                                 n_window_pages, states_.n_slots());
-  prefixes_ = std::make_unique<PrefixMemory>(memory_, window_memory_.get(), window_, states_, tokens_, *rank_,
+  ranks_ = std::make_unique<RankSet>(model_,
+                                     RankSetParams{.type_k = type_k_,
+                                                   .type_v = type_v_,
+                                                   .n_pages = memory_.n_pages(),
+                                                   .n_window_pages = n_window_pages,
+                                                   .n_state_slots = states_.n_slots(),
+                                                   .n_threads = n_threads_,
+                                                   .n_threads_batch = n_threads_batch_,
+                                                   .threads = params.threads,
+                                                   .importance = params.collect_importance ? &importance_ : nullptr});
+  prefixes_ = std::make_unique<PrefixMemory>(memory_, window_memory_.get(), window_, states_, tokens_, *ranks_,
                                              params.cache_bytes, params.n_checkpoints);
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  if (ranks_->is_usable()) return;
+  // A lost rank may wake up and go on: all that it reads stays. Calls that would have moved any of it were refused.
+  prefixes_.reset();
+  keep_forever(std::move(model_));
+  keep_forever(std::move(memory_));
+  keep_forever(std::move(window_memory_));
+  keep_forever(std::move(tokens_));
+  keep_forever(std::move(rope_tables_));
+  keep_forever(std::move(block_rope_tables_));
+  keep_forever(std::move(ubatch_));
+  keep_forever(std::move(ranks_));
+}
+
+void Engine::inject(InjectedFault fault, std::optional<double> stall_seconds) {
+  const std::lock_guard lock(mutex_);
+  ranks_->inject(fault, stall_seconds);
+}
 
 size_t Engine::kv_bytes() const {
   const int32_t windows = n_seq_max() * window_pages(window_) + (n_batch_ + kPageTokens - 1) / kPageTokens;
-  return static_cast<size_t>(memory_.n_pages()) * rank_->page_bytes() +
-         static_cast<size_t>(std::min(windows, memory_.n_pages())) * rank_->window_page_bytes();
+  return static_cast<size_t>(memory_.n_pages()) * ranks_->page_bytes() +
+         static_cast<size_t>(std::min(windows, memory_.n_pages())) * ranks_->window_page_bytes();
 }
 
 void Engine::check_token(int32_t token) const {
@@ -143,18 +167,20 @@ SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues
   return {{row, row}, memory_.pages(sequence), {}, continues ? written : states_.slot(sequence), written};
 }
 
+void Engine::UbatchRows::clear() {
+  tokens.clear(), positions.clear(), outputs.clear(), rope_positions.clear(), block_positions.clear();
+  visible.clear(), windowed.clear(), sequences.clear(), windowed_sequences.clear();
+}
+
 void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
-  std::vector<int32_t> tokens, positions, outputs;
-  std::vector<RopePosition> rope_positions;
-  std::vector<RowRange> visible, windowed;
-  std::vector<SequenceRows> sequences;
-  std::vector<RopeTable> tables(ropes_.size());
-  const int32_t window = model_->text().sliding_window();
-  Ops& ops = rank_->ops();
+  auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, windowed_sequences,
+         tables, block_tables] = ubatch_;
+  tables.resize(ropes_.size());
+  block_tables.resize(ropes_.size());
+  const int32_t window = model_->text().sliding_window(), block = model_->text().block_tokens();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
     const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
-    tokens.clear(), positions.clear(), rope_positions.clear(), outputs.clear(), visible.clear(), windowed.clear(),
-        sequences.clear();
+    ubatch_.clear();
     for (const Row& row : ubatch) {
       const auto r = static_cast<int32_t>(tokens.size());
       if (r == 0 || row.sequence != ubatch[static_cast<size_t>(r) - 1].sequence)
@@ -165,28 +191,31 @@ void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
       tokens.push_back(row.token);
       positions.push_back(row.index);
       rope_positions.push_back(text_position(row.index));
+      if (block > 0 && (row.index + 1) % block == 0) block_positions.push_back(text_position(row.index + 1 - block));
       visible.push_back({0, row.index + 1});
       windowed.push_back({window > 0 ? std::max(0, row.index + 1 - window) : 0, row.index + 1});
       if (row.wanted) outputs.push_back(r);
     }
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
-    std::vector<SequenceRows> windowed_sequences = sequences;
+    windowed_sequences = sequences;
     if (window_memory_ != nullptr)
       for (SequenceRows& sequence : windowed_sequences)
         sequence.pages = window_memory_->pages(ubatch[static_cast<size_t>(sequence.rows.begin)].sequence);
     const Rows windowed_rows{tokens, positions, positions, windowed, windowed_sequences};
-    for (size_t i = 0; i < ropes_.size(); ++i) tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
-    ops.set_threads(ubatch_rows.count() <= kDecodeRows ? n_threads_ : n_threads_batch_);
-    const Ops::Scope scope(ops);
-    const Tensor hidden = rank_->forward({ubatch_rows, windowed_rows, tables, outputs});
+    for (size_t i = 0; i < ropes_.size(); ++i) {
+      tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
+      block_tables[i] = block_rope_tables_[i].fill(ropes_[i], block_positions);
+    }
+    const Tensor hidden = ranks_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs},
+                                          ubatch_rows.count() <= kDecodeRows);
     if (!outputs.empty()) on_hidden(begin, outputs, hidden);
   }
 }
 
 template <typename OnLogits>
 void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
-  forward(rows, [&](size_t begin, std::span<const int32_t> outputs, Tensor hidden) {
-    const Tensor logits = model_->text().head(rank_->ops(), hidden);
+  forward(rows, [&](size_t begin, std::span<const int32_t> outputs, Tensor) {
+    const Tensor logits = ranks_->logits();
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
                 std::span<const float>(logits.row(i), static_cast<size_t>(logits.features)));
@@ -202,6 +231,7 @@ void Engine::run(std::span<const EmbeddingWork> work, std::span<const Row> rows,
 
 std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
   const std::lock_guard lock(mutex_);
+  ranks_->require_usable();
   if (n_passes < 1) throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", expected 1 or more");
   if (n_passes > 1 && is_recurrent())
     throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", a recurrent model takes 1");
@@ -283,6 +313,7 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
 void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences,
                     std::span<const uint8_t> wanted) {
   const std::lock_guard lock(mutex_);
+  ranks_->require_usable();
   if (tokens.empty()) throw InvalidArgument("the batch has no tokens");
   if (tokens.size() > static_cast<size_t>(n_batch_))
     throw InvalidArgument("the batch has " + std::to_string(tokens.size()) + " tokens, n_batch is " +
@@ -385,6 +416,7 @@ void Engine::truncate(int32_t sequence, int32_t length) {
 
 void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   const std::lock_guard lock(mutex_);
+  ranks_->require_usable();
   check_cut(source, length);
   memory_.length(destination);  // throws for an unknown one
   const std::vector<int32_t>& from = tokens_[static_cast<size_t>(source)];

@@ -1,12 +1,17 @@
 // Drives a model: paged memory for many sequences, one step API, and the llama-style batch API beside it.
 //
 // A lock admits one thread at a time; callers queue. Tokens of a sequence are numbered from 0; that index is its position.
+//
+// A model split over several ranks computes on all of them at once. When one fails, the call throws DeviceError and the
+// sequences are as they were before. While one is lost (it does not return), so does every call that computes or
+// moves what that rank may read; truncate, clear and release work.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,7 +19,7 @@
 #include "base/error.h"
 #include "engine/hidden_pool.h"
 #include "engine/loaded_model.h"
-#include "engine/rank.h"
+#include "engine/rank_set.h"
 #include "memory/paged_memory.h"
 #include "memory/prefix_memory.h"
 #include "memory/state_pool.h"
@@ -81,7 +86,7 @@ class Engine {
   size_t kv_bytes() const;  // of pages for n_ctx tokens
 
   // Whether sequences carry a state that cannot be cut back (recurrent layers).
-  bool is_recurrent() const { return rank_->state_bytes() > 0; }
+  bool is_recurrent() const { return model_->text().is_recurrent(); }
   // Whether a sequence can go back to an earlier length only where checkpoint() was called, or where its windows reach.
   bool needs_checkpoints() const { return is_recurrent() || window_memory_ != nullptr; }
 
@@ -136,12 +141,25 @@ class Engine {
   // Of all passes so far; empty unless collect_importance was set. A call that failed midway may have left its part.
   InputStatistics importance() const;
 
+  // For tests, see RankSet.
+  void inject(InjectedFault fault, std::optional<double> stall_seconds);
+
  private:
   struct Row {  // one token to compute
     int32_t token;
     int32_t sequence;
     int32_t index;  // within the sequence
     bool wanted;
+  };
+  // What an Ubatch refers to. Kept between calls for its memory, and for a rank that may be lost while it reads it.
+  struct UbatchRows {
+    std::vector<int32_t> tokens, positions, outputs;
+    std::vector<RopePosition> rope_positions, block_positions;
+    std::vector<RowRange> visible, windowed;
+    std::vector<SequenceRows> sequences, windowed_sequences;
+    std::vector<RopeTable> tables, block_tables;
+
+    void clear();
   };
   class AppendGuard;
 
@@ -167,16 +185,17 @@ class Engine {
 
   std::shared_ptr<const LoadedModel> model_;
   int32_t n_ctx_, n_batch_, n_ubatch_, n_threads_, n_threads_batch_;
-  std::vector<KvShape> kv_shapes_;
+  QuantType type_k_, type_v_;
   int32_t window_ = 0;  // of layers whose pages are kept within it; 0: there are none
   PagedMemory memory_;
   std::unique_ptr<PagedMemory> window_memory_;  // of those layers; lengths as in memory_
   StatePool states_;
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence, as many as its length
   std::vector<RopeAngles> ropes_;
-  std::vector<RopeTableBuffer> rope_tables_;  // one for each
-  InputStatistics importance_;                // written by the rank's operations
-  std::unique_ptr<Rank> rank_;
+  std::vector<RopeTableBuffer> rope_tables_, block_rope_tables_;  // one for each
+  InputStatistics importance_;                                    // written by the rank's operations
+  UbatchRows ubatch_;                                             // the one being computed
+  std::unique_ptr<RankSet> ranks_;
   std::unique_ptr<PrefixMemory> prefixes_;
   std::vector<float> logits_;
   int32_t logits_rows_ = 0;

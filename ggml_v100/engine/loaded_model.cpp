@@ -23,10 +23,11 @@ std::unique_ptr<Backend> create_backend(const std::string& isa) {
 }
 
 // Names, types and shapes of all tensors and the first bytes of each: another quantisation or fine-tune differs there.
-uint64_t identify(const GgufFile& file, const Backend& backend) {
+uint64_t identify(const GgufFile& file, const Backend& backend, const Placement& placement) {
   constexpr size_t kSampleBytes = 256;
   Fnv1a hash;
   hash.add(backend.name());
+  if (placement.ranks() > 1) hash.add(placement.text());
   for (const GgufTensor& tensor : file.tensors()) {
     hash.add(tensor.name);
     hash.add(&tensor.type, sizeof tensor.type);
@@ -55,13 +56,18 @@ std::string size_text(int64_t n_params) {
 }  // namespace
 
 LoadedModel::LoadedModel(const ModelParams& params)
-    : file_(GgufFile::open(params.path)), metadata_(file_, params.kv_overrides), backend_(create_backend(params.isa)) {
+    : file_(GgufFile::open(params.path)), metadata_(file_, params.kv_overrides), placement_(params.placement) {
   if (params.n_threads < 0)
     throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
   ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());
-  const WeightLoader weights(file_, *backend_, pool, params.check_tensors, params.load_mtp);
-  fingerprint_ = identify(*file_, *backend_);
-  text_ = load_architecture(metadata_, weights);
+  for (int32_t rank = 0; rank < placement_.ranks(); ++rank) {
+    backends_.push_back(create_backend(params.isa));
+    Shard shard(placement_, rank);
+    const WeightLoader weights(file_, *backends_.back(), pool, params.check_tensors, params.load_mtp, shard);
+    texts_.push_back(load_architecture(metadata_, weights));
+    rank_bytes_.push_back(weights.packed_bytes());
+  }
+  fingerprint_ = identify(*file_, backend(), placement_);
   for (const GgufTensor& tensor : file_->tensors()) {
     n_params_ += tensor.n_elements();
     size_bytes_ += tensor.n_bytes;
@@ -76,7 +82,7 @@ std::string LoadedModel::file_type_label() const {
 
 std::string LoadedModel::description() const {
   const std::string size = metadata_.find_string("general.size_label").value_or(size_text(n_params_));
-  return text_->hyperparameters().architecture + " " + size + " " + file_type_label();
+  return text().hyperparameters().architecture + " " + size + " " + file_type_label();
 }
 
 std::vector<std::string> available_isas() {

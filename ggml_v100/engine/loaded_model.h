@@ -9,6 +9,7 @@
 #include "gguf/metadata.h"
 #include "model/model.h"
 #include "ops/ops.h"
+#include "parallel/placement.h"
 
 namespace v100 {
 
@@ -19,6 +20,7 @@ struct ModelParams {
   bool load_mtp = false;  // blocks of multi-token prediction, where the file has them
   MetadataOverrides kv_overrides;
   std::string isa;  // "auto" or one of available_isas()
+  PlacementParams placement;
 };
 
 class LoadedModel {
@@ -28,20 +30,26 @@ class LoadedModel {
 
   const GgufFile& file() const { return *file_; }
   const Metadata& metadata() const { return metadata_; }
-  const Backend& backend() const { return *backend_; }
-  const TextModel& text() const { return *text_; }
+  const Placement& placement() const { return placement_; }
+  const Backend& backend(int32_t rank = 0) const { return *backends_[static_cast<size_t>(rank)]; }
+  // A rank's part of the model. Hyperparameters, ropes and windows are the same in all.
+  const TextModel& text(int32_t rank = 0) const { return *texts_[static_cast<size_t>(rank)]; }
+  // Bytes of packed weights of each rank.
+  const std::vector<size_t>& rank_bytes() const { return rank_bytes_; }
   int64_t n_params() const { return n_params_; }
   uint64_t size_bytes() const { return size_bytes_; }
   std::string file_type_label() const;
   std::string description() const;  // "llama 135M Q4_1"
-  // Identifies weights and packed layout: state files of another model or backend are refused by it.
+  // Identifies weights, packed layout and split: state files of another model, backend or placement are refused by it.
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
   std::shared_ptr<const GgufFile> file_;
   Metadata metadata_;
-  std::unique_ptr<Backend> backend_;
-  std::unique_ptr<TextModel> text_;
+  Placement placement_;
+  std::vector<std::unique_ptr<Backend>> backends_;
+  std::vector<std::unique_ptr<TextModel>> texts_;
+  std::vector<size_t> rank_bytes_;
   int64_t n_params_ = 0;
   uint64_t size_bytes_ = 0;
   uint64_t fingerprint_ = 0;

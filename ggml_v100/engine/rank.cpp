@@ -1,8 +1,6 @@
 // Lays out pages and states of a rank.
 #include "engine/rank.h"
 
-#include <algorithm>
-
 namespace v100 {
 
 namespace {
@@ -38,22 +36,8 @@ Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> o
     records_.push_back({reinterpret_cast<float*>(states_.data()) + offset, state_values_});
 }
 
-void Rank::read_page(PageId id, std::byte* to) const { std::copy_n(page(id), page_bytes(), to); }
-
-void Rank::write_page(PageId id, const std::byte* from) const { std::copy_n(from, page_bytes(), page(id)); }
-
-void Rank::read_window_page(PageId id, std::byte* to) const { std::copy_n(window_page(id), window_page_bytes(), to); }
-
-void Rank::write_window_page(PageId id, const std::byte* from) const {
-  std::copy_n(from, window_page_bytes(), window_page(id));
-}
-
-void Rank::read_state(int32_t slot, std::byte* to) const { std::copy_n(state(slot), state_bytes(), to); }
-
-void Rank::write_state(int32_t slot, const std::byte* from) const { std::copy_n(from, state_bytes(), state(slot)); }
-
 Tensor Rank::forward(const Ubatch& ubatch) const {
-  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.windowed};
+  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.block_ropes, ubatch.windowed};
   return text_.forward(*ops_, ubatch.rows, state, ubatch.outputs);
 }
 

@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "memory/sequence_bytes.h"
 #include "model/model.h"
 #include "ops/ops.h"
 #include "tensor/buffer.h"
@@ -19,12 +18,13 @@ namespace v100 {
 // Rows of one forward pass, and what the model reads beside them.
 struct Ubatch {
   Rows rows;
-  Rows windowed;                     // as layers with a sliding window see them
-  std::span<const RopeTable> ropes;  // one for each of TextModel::ropes()
-  std::span<const int32_t> outputs;  // rows whose hidden states are wanted
+  Rows windowed;                           // as layers with a sliding window see them
+  std::span<const RopeTable> ropes;        // one for each of TextModel::ropes()
+  std::span<const RopeTable> block_ropes;  // as in ForwardState
+  std::span<const int32_t> outputs;        // rows whose hidden states are wanted
 };
 
-class Rank : public SequenceBytes {
+class Rank {
  public:
   // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. Throws OutOfMemory,
   // InvalidArgument.
@@ -34,22 +34,16 @@ class Rank : public SequenceBytes {
   const TextModel& text() const { return text_; }
   Ops& ops() const { return *ops_; }
 
-  size_t page_bytes() const override { return page_bytes_; }
+  size_t page_bytes() const { return page_bytes_; }  // all layers
   std::byte* page(PageId id) const { return kv_.data() + static_cast<size_t>(id) * page_bytes_; }
-  size_t window_page_bytes() const override { return window_page_bytes_; }
+  size_t window_page_bytes() const { return window_page_bytes_; }  // layers with a window
   std::byte* window_page(PageId id) const { return window_kv_.data() + static_cast<size_t>(id) * window_page_bytes_; }
   const KvLayer& kv_layer(size_t layer) const { return kv_layers_[layer]; }
 
-  size_t state_bytes() const override { return static_cast<size_t>(state_values_) * sizeof(float); }
+  size_t state_bytes() const { return static_cast<size_t>(state_values_) * sizeof(float); }  // all records of a slot
   std::byte* state(int32_t slot) const { return states_.data() + static_cast<size_t>(slot) * state_bytes(); }
-  void read_page(PageId id, std::byte* to) const override;
-  void write_page(PageId id, const std::byte* from) const override;
-  void read_window_page(PageId id, std::byte* to) const override;
-  void write_window_page(PageId id, const std::byte* from) const override;
-  void read_state(int32_t slot, std::byte* to) const override;
-  void write_state(int32_t slot, const std::byte* from) const override;
 
-  // Hidden states [outputs, hidden] after the output norm, this rank's like every other's. The caller holds a Scope.
+  // Hidden states [outputs, hidden] after the output norm, the same on all ranks. The caller holds a Scope.
   Tensor forward(const Ubatch& ubatch) const;
 
  private:

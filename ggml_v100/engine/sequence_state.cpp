@@ -13,16 +13,13 @@ StateIdentity Engine::state_identity() const {
     positions.add(angles.frequency.data(), angles.frequency.size() * sizeof(double));
     positions.add(&angles.magnitude, sizeof angles.magnitude);
   }
-  StateIdentity identity{model_->fingerprint(), build.value(), positions.value(), -1, -1};
-  if (!kv_shapes_.empty()) {
-    identity.type_k = static_cast<int32_t>(kv_shapes_[0].type_k);
-    identity.type_v = static_cast<int32_t>(kv_shapes_[0].type_v);
-  }
-  return identity;
+  return {model_->fingerprint(), build.value(), positions.value(), static_cast<int32_t>(type_k_),
+          static_cast<int32_t>(type_v_)};
 }
 
 PrefixReuse Engine::reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most) {
   const std::lock_guard lock(mutex_);
+  ranks_->require_usable();
   for (const int32_t token : tokens) check_token(token);
   return prefixes_->reuse(sequence, tokens, most);
 }
@@ -49,6 +46,7 @@ std::vector<std::byte> Engine::save_sequence(int32_t sequence) const {
 
 void Engine::load_sequence(int32_t sequence, std::span<const std::byte> state) {
   const std::lock_guard lock(mutex_);
+  ranks_->require_usable();
   prefixes_->load(sequence, state, state_identity(), model_->text().hyperparameters().vocab);
 }
 

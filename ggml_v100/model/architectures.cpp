@@ -17,7 +17,7 @@ struct Architecture {
 
 constexpr Architecture kArchitectures[] = {
     {"gemma3", load_gemma3}, {"llama", load_llama},         {"qwen2", load_qwen2},       {"qwen3", load_qwen3},
-    {"qwen35", load_qwen35}, {"qwen35moe", load_qwen35moe}, {"qwen3moe", load_qwen3moe},
+    {"qwen35", load_qwen35}, {"qwen35moe", load_qwen35moe}, {"qwen3moe", load_qwen3moe}, {"qwen4exp", load_qwen4exp},
 };
 
 }  // namespace

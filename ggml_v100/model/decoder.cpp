@@ -9,17 +9,9 @@ Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
     : hp_(std::move(hyperparameters)),
       token_embd_(weights.embedding("token_embd", hp_.hidden, hp_.vocab)),
       output_norm_(weights.vector("output_norm.weight", hp_.hidden)),
-      output_(weights.linear(weights.has("output.weight") ? "output" : "token_embd", hp_.hidden, hp_.vocab)),
+      stages_(weights, hp_.layers),
+      output_(load_output(weights, hp_)),
       classifier_(load_classifier(weights, hp_)) {}
-
-std::vector<KvShape> Decoder::kv_shapes() const {
-  std::vector<KvShape> shapes;
-  for (int32_t layer = 0; layer < hp_.layers; ++layer)
-    shapes.push_back({.kv_heads = hp_.kv_heads[static_cast<size_t>(layer)],
-                      .head_dim_k = hp_.head_dim_k,
-                      .head_dim_v = hp_.head_dim_v});
-  return shapes;
-}
 
 std::vector<RopeAngles> Decoder::ropes(const RopeSettings& settings, int32_t) const {
   return {rope_angles(hp_.rope, settings, {})};
@@ -31,21 +23,26 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
   const int32_t last = hp_.layers - 1;
   for (int32_t layer = 0; layer < last; ++layer) {
     const Ops::Scope scope(ops);
-    feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
-    ops.tap("block_out", layer, x);
+    if (stages_.has(layer)) {
+      feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
+      ops.tap("block_out", layer, x);
+    }
+    stages_.hand_over(ops, layer, x);
   }
   // Past the last layer's keys and values only the rows whose logits are wanted matter.
-  Tensor a = attention(ops, last, rows, state, x);
+  const Tensor a = stages_.has(last) ? attention(ops, last, rows, state, x) : Tensor{};
   if (outputs.empty()) return {};
   x = ops.gather_rows(x, outputs);  // [outputs, hidden]
-  a = ops.gather_rows(a, outputs);
-  feed_forward(ops, last, x, a);
-  ops.tap("block_out", last, x);
+  if (stages_.has(last)) {
+    feed_forward(ops, last, x, ops.gather_rows(a, outputs));
+    ops.tap("block_out", last, x);
+  }
+  stages_.hand_over(ops, last, x);
   return ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
 }
 
 Tensor Decoder::head(Ops& ops, Tensor hidden) const {
-  const Tensor logits = ops.linear(hidden, output_);  // [rows, vocab]
+  const Tensor logits = ops.linear(hidden, output_.matrix);  // [rows, vocabulary]
   if (logit_cap_ > 0.0f) ops.soft_cap(logits, logit_cap_);
   return logits;
 }

@@ -9,13 +9,16 @@
 
 #include "model/loader.h"
 #include "model/model.h"
+#include "model/parts.h"
+#include "model/stages.h"
 
 namespace v100 {
 
 class Decoder : public TextModel {
  public:
   const Hyperparameters& hyperparameters() const final { return hp_; }
-  std::vector<KvShape> kv_shapes() const override;
+  std::vector<KvShape> kv_shapes() const final { return kv_shapes_; }
+  RowRange vocabulary() const final { return output_.rows; }
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
   Tensor head(Ops& ops, Tensor hidden) const final;
@@ -31,13 +34,15 @@ class Decoder : public TextModel {
   virtual void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const = 0;
 
   Hyperparameters hp_;
+  std::vector<KvShape> kv_shapes_;  // filled by the family, one for each layer that attends
   float embedding_scale_ = 1.0f;
   float logit_cap_ = 0.0f;  // 0: none
 
  private:
   EmbeddingTable token_embd_;  // [vocab, hidden]
   VectorWeight output_norm_;   // [hidden]
-  Linear output_;              // [vocab, hidden], the embeddings where the file has no matrix of its own
+  Stages stages_;
+  OutputWeights output_;
   std::optional<Classifier> classifier_;
 };
 

@@ -15,5 +15,6 @@ std::unique_ptr<TextModel> load_qwen3(const Metadata& metadata, const WeightLoad
 std::unique_ptr<TextModel> load_qwen3moe(const Metadata& metadata, const WeightLoader& weights);
 std::unique_ptr<TextModel> load_qwen35(const Metadata& metadata, const WeightLoader& weights);
 std::unique_ptr<TextModel> load_qwen35moe(const Metadata& metadata, const WeightLoader& weights);
+std::unique_ptr<TextModel> load_qwen4exp(const Metadata& metadata, const WeightLoader& weights);
 
 }  // namespace v100

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -14,24 +15,22 @@ GatedAttentionWeights load_gated_attention(const WeightLoader& weights, const Hy
   if (hp.head_dim_k != hp.head_dim_v)
     throw ModelError(hp.architecture + ".attention.value_length is " + std::to_string(hp.head_dim_v) +
                      "; gates of attention need the " + std::to_string(hp.head_dim_k) + " of key_length");
+  const std::string q = prefix + "attn_q", k = prefix + "attn_k", v = prefix + "attn_v";
+  AttentionShare share =
+      share_attention(weights, hp, layer, {q + ".weight", k + ".weight", v + ".weight", prefix + "attn_output.weight"});
   GatedAttentionWeights w;
-  w.attn.heads = hp.heads[static_cast<size_t>(layer)];
-  w.attn.kv_heads = hp.kv_heads[static_cast<size_t>(layer)];
-  check_heads(w.attn, hp, layer);
+  w.attn = std::move(share.weights);
   const int32_t d = hp.head_dim_k;
   std::vector<RowRange> query_rows, gate_rows;
-  for (int32_t h = 0; h < w.attn.heads; ++h) {
-    query_rows.push_back({2 * h * d, (2 * h + 1) * d});
-    gate_rows.push_back({(2 * h + 1) * d, (2 * h + 2) * d});
+  for (int32_t first = share.q.begin; first < share.q.end; first += d) {
+    query_rows.push_back({2 * first, 2 * first + d});
+    gate_rows.push_back({2 * first + d, 2 * first + 2 * d});
   }
-  const auto part = [&](const std::vector<RowRange>& rows) {
-    return weights.linear_rows(prefix + "attn_q", hp.hidden, 2 * w.attn.heads * d, rows, prefix + "attn_q");
-  };
-  w.attn.q = part(query_rows);
-  w.gate = part(gate_rows);
-  w.attn.k = weights.linear(prefix + "attn_k", hp.hidden, w.attn.kv_heads * d);
-  w.attn.v = weights.linear(prefix + "attn_v", hp.hidden, w.attn.kv_heads * d);
-  w.attn.output = weights.linear(prefix + "attn_output", w.attn.heads * d, hp.hidden);
+  w.attn.q = weights.linear_rows(q, hp.hidden, 2 * share.all_q, query_rows);
+  w.gate = weights.linear_rows(q, hp.hidden, 2 * share.all_q, gate_rows);
+  w.attn.k = weights.linear_rows(k, hp.hidden, share.all_k, std::array{share.k});
+  w.attn.v = weights.linear_rows(v, hp.hidden, share.all_v, std::array{share.v});
+  w.attn.output = weights.linear_columns(prefix + "attn_output", share.all_output, std::array{share.output}, hp.hidden);
   w.q_norm = weights.vector(prefix + "attn_q_norm.weight", d);
   w.k_norm = weights.vector(prefix + "attn_k_norm.weight", d);
   return w;

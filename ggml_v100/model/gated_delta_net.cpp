@@ -12,14 +12,6 @@ namespace {
 
 constexpr int32_t kHeadGranule = 16;  // Ops::delta_net
 
-DeltaNet net_shape(const DeltaNetHyperparameters& delta) {
-  return {.key_heads = delta.key_heads,
-          .value_heads = delta.value_heads,
-          .head_dim = delta.head_dim,
-          .a = {},
-          .dt_bias = {}};
-}
-
 int32_t channels(const DeltaNet& net) { return 2 * net.key_size() + net.value_size(); }
 
 }  // namespace
@@ -55,23 +47,43 @@ DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const H
 GatedDeltaNetWeights load_gated_delta_net(const WeightLoader& weights, const Hyperparameters& hp,
                                           const DeltaNetHyperparameters& delta, int32_t layer) {
   const std::string prefix = block_prefix(layer);
+  const DeltaNet all{.key_heads = delta.key_heads,
+                     .value_heads = delta.value_heads,
+                     .head_dim = delta.head_dim,
+                     .a = {},
+                     .dt_bias = {}};
+  // A rank has some key heads and the value heads that read them, whose columns in ssm_out must be whole blocks.
+  const std::vector<std::string> tensors{prefix + "ssm_out.weight", prefix + "attn_qkv.weight",
+                                         prefix + "attn_gate.weight"};
+  const RowRange keys =
+      weights.shard().items(SplitKind::recurrence, layer, delta.key_heads,
+                            items_per_unit(delta.key_heads, delta.head_dim, weights.block_values(tensors.front())),
+                            weights.bytes(tensors) / delta.key_heads, tensors);
+  const std::vector<RowRange> values = value_heads_of(keys, delta.key_heads, delta.value_heads);
+  const std::vector<RowRange> value_rows = scaled(values, delta.head_dim);
+  std::vector<RowRange> qkv_rows;
+  for (const int32_t first : {0, all.key_size()})
+    qkv_rows.push_back({first + keys.begin * delta.head_dim, first + keys.end * delta.head_dim});
+  for (const RowRange range : scaled(values, delta.head_dim, 2 * all.key_size())) qkv_rows.push_back(range);
+
   GatedDeltaNetWeights w;
-  w.net = net_shape(delta);
-  w.net.a = weights.vector(prefix + "ssm_a", delta.value_heads);
-  w.net.dt_bias = weights.vector(prefix + "ssm_dt.bias", delta.value_heads);
-  w.qkv = weights.linear(prefix + "attn_qkv", hp.hidden, channels(w.net));
-  w.gate = weights.linear(prefix + "attn_gate", hp.hidden, w.net.value_size());
-  w.beta = weights.linear(prefix + "ssm_beta", hp.hidden, delta.value_heads);
-  w.alpha = weights.linear(prefix + "ssm_alpha", hp.hidden, delta.value_heads);
-  w.conv = weights.convolution(prefix + "ssm_conv1d", delta.taps, channels(w.net));
+  w.net.key_heads = keys.size();
+  w.net.value_heads = total(values);
+  w.net.head_dim = delta.head_dim;
+  w.net.a = weights.vector_entries(prefix + "ssm_a", delta.value_heads, values);
+  w.net.dt_bias = weights.vector_entries(prefix + "ssm_dt.bias", delta.value_heads, values);
+  w.qkv = weights.linear_rows(prefix + "attn_qkv", hp.hidden, channels(all), qkv_rows);
+  w.gate = weights.linear_rows(prefix + "attn_gate", hp.hidden, all.value_size(), value_rows);
+  w.beta = weights.linear_rows(prefix + "ssm_beta", hp.hidden, delta.value_heads, values);
+  w.alpha = weights.linear_rows(prefix + "ssm_alpha", hp.hidden, delta.value_heads, values);
+  w.conv = weights.convolution(prefix + "ssm_conv1d", delta.taps, channels(all), qkv_rows);
   w.norm = weights.vector(prefix + "ssm_norm.weight", delta.head_dim);
-  w.output = weights.linear(prefix + "ssm_out", w.net.value_size(), hp.hidden);
+  w.output = weights.linear_columns(prefix + "ssm_out", all.value_size(), value_rows, hp.hidden);
   return w;
 }
 
-std::vector<StateShape> delta_net_state_shapes(const DeltaNetHyperparameters& delta) {
-  const DeltaNet net = net_shape(delta);
-  return {{int64_t{delta.taps - 1} * channels(net)}, {int64_t{net.value_size()} * net.head_dim}};
+std::vector<StateShape> delta_net_state_shapes(const GatedDeltaNetWeights& w) {
+  return {{int64_t{w.conv.history()} * w.conv.channels}, {int64_t{w.net.value_size()} * w.net.head_dim}};
 }
 
 Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState& state, float eps,

@@ -23,7 +23,7 @@ struct DeltaNetHyperparameters {
 // Throws ModelError naming the key.
 DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const Hyperparameters& hp);
 
-// H hidden, K and V the sizes of all key and all value heads together, S the size of one.
+// H hidden, K and V the sizes of all key and all value heads of this rank together, S the size of one.
 struct GatedDeltaNetWeights {
   Linear qkv;          // [2 K + V, H]
   Linear gate;         // [V, H]
@@ -31,7 +31,7 @@ struct GatedDeltaNetWeights {
   ConvWeight conv;     // [taps, 2 K + V]
   DeltaNet net;
   VectorWeight norm;  // [S]
-  Linear output;      // [H, V]
+  Linear output;      // [H, V], its product is a partial sum
 };
 
 GatedDeltaNetWeights load_gated_delta_net(const WeightLoader& weights, const Hyperparameters& hp,
@@ -42,7 +42,7 @@ struct DeltaNetState {
   StateRecords history;  // [taps - 1, 2 K + V], inputs of the convolution
   StateRecords memory;   // [value heads, S, S]
 };
-std::vector<StateShape> delta_net_state_shapes(const DeltaNetHyperparameters& delta);
+std::vector<StateShape> delta_net_state_shapes(const GatedDeltaNetWeights& w);
 
 // n [rows, H], normed -> [rows, H]. output_gate: what the projection `gate` goes through.
 Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState& state, float eps,

@@ -63,7 +63,6 @@ class Gemma3 final : public Decoder {
  public:
   Gemma3(Hyperparameters hyperparameters, GemmaHyperparameters gemma, const WeightLoader& weights);
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
-  std::vector<KvShape> kv_shapes() const override;
   std::vector<KeyRotation> key_rotations() const override;
   int32_t sliding_window() const override { return gemma_.sliding_window; }
 
@@ -87,6 +86,8 @@ Gemma3::Gemma3(Hyperparameters hyperparameters, GemmaHyperparameters gemma, cons
     block.is_windowed = gemma_.is_windowed[static_cast<size_t>(layer)] != 0;
     block.attn_norm = weights.vector(prefix + "attn_norm.weight", hp_.hidden);
     block.attn = load_attention(weights, hp_, layer);
+    block.attn.kv.is_windowed = block.is_windowed;
+    kv_shapes_.push_back(block.attn.kv);
     block.attn_q_norm = weights.vector(prefix + "attn_q_norm.weight", hp_.head_dim_k);
     block.attn_k_norm = weights.vector(prefix + "attn_k_norm.weight", hp_.head_dim_k);
     block.post_attention_norm = weights.vector(prefix + "post_attention_norm.weight", hp_.hidden);
@@ -99,12 +100,6 @@ Gemma3::Gemma3(Hyperparameters hyperparameters, GemmaHyperparameters gemma, cons
   constexpr int32_t k27bLayers = 62;
   const int32_t scaled_by = hp_.layers == k27bLayers ? hp_.hidden / hp_.heads[0] : hp_.head_dim_k;
   attention_scale_ = 1.0f / std::sqrt(static_cast<float>(scaled_by));
-}
-
-std::vector<KvShape> Gemma3::kv_shapes() const {
-  std::vector<KvShape> shapes = Decoder::kv_shapes();
-  for (size_t layer = 0; layer < shapes.size(); ++layer) shapes[layer].is_windowed = blocks_[layer].is_windowed;
-  return shapes;
 }
 
 // Of the layers that see everything, then of the windowed ones, whose positions are never scaled.

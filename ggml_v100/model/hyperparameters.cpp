@@ -78,4 +78,14 @@ std::array<int32_t, 4> read_rope_sections(const Keys& keys) {
   return sections;
 }
 
+void read_shared_mixture(const Keys& keys, Hyperparameters& hp) {
+  if (hp.experts == 0) throw ModelError(keys.full("expert_count") + " is 0 or missing, expected at least 1");
+  const int32_t shared = keys.optional("expert_shared_feed_forward_length", 0, 0, 1 << 20);
+  hp.shared_expert_ffn = shared > 0 ? shared : hp.ffn[0];
+  if (hp.shared_expert_ffn < 1)
+    throw ModelError(keys.full("expert_shared_feed_forward_length") + " is missing, and so is feed_forward_length");
+  for (size_t block = 0; block < hp.expert_ffn.size(); ++block)
+    if (hp.expert_ffn[block] == 0) hp.expert_ffn[block] = hp.ffn[block] / hp.experts_used;
+}
+
 }  // namespace v100

@@ -49,9 +49,11 @@ struct Hyperparameters {
 
 class Keys;
 
-// Both throw ModelError naming the key for what is missing or out of range.
+// All throw ModelError naming the key for what is missing or out of range.
 Hyperparameters read_hyperparameters(const Metadata& metadata);
 // RopeHyperparameters::sections of architectures that need them.
 std::array<int32_t, 4> read_rope_sections(const Keys& keys);
+// Widths of the experts of architectures with a mixture and one shared expert in every block.
+void read_shared_mixture(const Keys& keys, Hyperparameters& hp);
 
 }  // namespace v100

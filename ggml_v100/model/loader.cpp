@@ -3,9 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
+#include <limits>
+#include <string_view>
 
 #include "base/error.h"
+#include "base/mapped_file.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -18,10 +22,14 @@ std::string shape_text(const int64_t* ne, size_t n) {
   return text + "]";
 }
 
-int32_t count_rows(std::span<const RowRange> rows) {
-  int32_t count = 0;
-  for (const RowRange& range : rows) count += range.end - range.begin;
-  return count;
+// Layer of a tensor named "blk.<layer>.*"; nothing for others.
+std::optional<int32_t> layer_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "blk.";
+  int32_t layer = 0;
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char* first = name.data() + kPrefix.size();
+  if (std::from_chars(first, name.data() + name.size(), layer).ptr == first) return std::nullopt;
+  return layer;
 }
 
 bool is_weight_type(QuantType type) {
@@ -42,31 +50,62 @@ bool is_weight_type(QuantType type) {
 }  // namespace
 
 WeightLoader::WeightLoader(std::shared_ptr<const GgufFile> file, const Backend& backend, ThreadPool& pool,
-                           bool check_values, bool load_mtp)
-    : file_(std::move(file)), backend_(backend), pool_(pool), check_values_(check_values), load_mtp_(load_mtp) {
+                           bool check_values, bool load_mtp, Shard& shard)
+    : file_(std::move(file)),
+      backend_(backend),
+      pool_(pool),
+      check_values_(check_values),
+      load_mtp_(load_mtp),
+      shard_(shard) {
   for (const GgufTensor& tensor : file_->tensors())
     if (tensor.name.empty()) throw ModelError("the file has a tensor without a name");
 }
 
 bool WeightLoader::has(const std::string& name) const { return file_->find_tensor(name) != nullptr; }
 
+bool WeightLoader::is_here(const std::string& name) const {
+  const std::optional<int32_t> layer = layer_of(name);
+  return !layer || shard_.has_layer(*layer);
+}
+
+double WeightLoader::bytes(const std::vector<std::string>& names) const {
+  double sum = 0;
+  for (const std::string& name : names)
+    if (const GgufTensor* tensor = file_->find_tensor(name)) sum += static_cast<double>(tensor->n_bytes);
+  return sum;
+}
+
+int32_t WeightLoader::block_values(const std::string& name) const {
+  const GgufTensor* tensor = file_->find_tensor(name);
+  return tensor == nullptr ? 1 : traits(tensor->type).block_values;
+}
+
 void WeightLoader::check(const GgufTensor& tensor) const {
-  if (check_values_ && !all_finite(tensor.type, file_->data(tensor).data(), tensor.n_elements()))
+  if (check_values_ && shard_.is_first() && !all_finite(tensor.type, file_->data(tensor).data(), tensor.n_elements()))
     throw ModelError("tensor " + std::string(tensor.name) + " has non-finite values");
 }
 
-const GgufTensor& WeightLoader::require(const std::string& name, std::vector<int64_t> shape) const {
+const GgufTensor& WeightLoader::find(const std::string& name) const {
   const GgufTensor* tensor = file_->find_tensor(name);
   if (tensor == nullptr) throw ModelError("tensor " + name + " is missing");
   if (tensor->n_elements() == 0) throw ModelError("tensor " + name + " is empty");
+  return *tensor;
+}
+
+void WeightLoader::require_weight_type(const GgufTensor& tensor) {
+  if (!is_weight_type(tensor.type))
+    throw ModelError("tensor " + std::string(tensor.name) + " has type " + std::string(traits(tensor.type).name) +
+                     ", which is not a weight type");
+}
+
+const GgufTensor& WeightLoader::require(const std::string& name, std::vector<int64_t> shape) const {
+  const GgufTensor* tensor = &find(name);
   shape.resize(4, 1);
   for (size_t i = 0; i < 4; ++i)
     if (tensor->ne[i] != shape[i])
       throw ModelError("tensor " + name + " has shape " + shape_text(tensor->ne, 4) + ", the hyperparameters need " +
                        shape_text(shape.data(), 4));
-  if (!is_weight_type(tensor->type))
-    throw ModelError("tensor " + name + " has type " + std::string(traits(tensor->type).name) +
-                     ", which is not a weight type");
+  require_weight_type(*tensor);
   check(*tensor);
   return *tensor;
 }
@@ -102,76 +141,130 @@ VectorWeight WeightLoader::optional_vector(const std::string& name, int32_t size
   return has(name) ? vector(name, size) : VectorWeight{};
 }
 
-std::shared_ptr<const LinearWeight> WeightLoader::pack_rows(const GgufTensor& tensor, int32_t matrix,
-                                                            int32_t in_features, int32_t all_rows,
-                                                            std::span<const RowRange> rows, float scale) const {
-  const int64_t bytes = row_bytes(traits(tensor.type), in_features);
-  const std::byte* first = file_->data(tensor).data() + static_cast<int64_t>(matrix) * all_rows * bytes;
-  const int32_t count = count_rows(rows);
-  if (rows.size() == 1)
-    return backend_.pack_linear(tensor.type, in_features, count, first + rows[0].begin * bytes, pool_, scale);
-  std::vector<std::byte> picked(static_cast<size_t>(count * bytes));
-  auto to = picked.begin();
-  for (const RowRange& range : rows)
-    to = std::copy_n(first + range.begin * bytes, (range.end - range.begin) * bytes, to);
-  return backend_.pack_linear(tensor.type, in_features, count, picked.data(), pool_, scale);
+VectorWeight WeightLoader::vector_entries(const std::string& name, int32_t size,
+                                          std::span<const RowRange> entries) const {
+  const VectorWeight all = vector(name, size);
+  std::shared_ptr<float[]> picked(new float[static_cast<size_t>(total(entries))]);
+  float* to = picked.get();
+  for (const RowRange& range : entries) to = std::copy_n(all.data.get() + range.begin, range.size(), to);
+  return {picked, total(entries)};
+}
+
+VectorWeight WeightLoader::optional_vector_entries(const std::string& name, int32_t size,
+                                                   std::span<const RowRange> entries) const {
+  return has(name) ? vector_entries(name, size, entries) : VectorWeight{};
+}
+
+std::shared_ptr<const LinearWeight> WeightLoader::pack(const GgufTensor& tensor, int32_t matrix,
+                                                       std::span<const RowRange> rows,
+                                                       std::span<const RowRange> columns, float scale) const {
+  const QuantTraits& type = traits(tensor.type);
+  const int32_t n_rows = total(rows), n_columns = total(columns);
+  if (n_rows == 0 || n_columns == 0) return nullptr;
+  const int64_t all_bytes = row_bytes(type, tensor.ne[0]);
+  const std::byte* first = file_->data(tensor).data() + matrix * tensor.ne[1] * all_bytes;
+  std::vector<std::byte> picked;
+  const std::byte* source = first + rows.front().begin * all_bytes;
+  if (rows.size() > 1 || n_columns < tensor.ne[0]) {
+    for (const RowRange& range : columns)
+      if (range.begin % type.block_values != 0 || range.end % type.block_values != 0)
+        throw ModelError("tensor " + std::string(tensor.name) + " of type " + std::string(type.name) +
+                         " cannot be cut at columns " + std::to_string(range.begin) + " and " +
+                         std::to_string(range.end));
+    picked.resize(static_cast<size_t>(n_rows * row_bytes(type, n_columns)));
+    auto to = picked.begin();
+    for (const RowRange& range : rows)
+      for (int32_t row = range.begin; row < range.end; ++row)
+        for (const RowRange& part : columns)
+          to = std::copy_n(first + row * all_bytes + row_bytes(type, part.begin), row_bytes(type, part.size()), to);
+    source = picked.data();
+  }
+  auto weight = backend_.pack_linear(tensor.type, n_columns, n_rows, source, pool_, scale);
+  packed_bytes_ += weight->bytes();
+  return weight;
 }
 
 Linear WeightLoader::linear(const std::string& name, int32_t in_features, int32_t out_features) const {
-  return linear_rows(name, in_features, out_features, std::array{RowRange{0, out_features}}, name);
+  return linear_rows(name, in_features, out_features, std::array{RowRange{0, is_here(name) ? out_features : 0}});
 }
 
 Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
-                                 std::span<const RowRange> rows, const std::string& bias_name) const {
+                                 std::span<const RowRange> rows) const {
   const GgufTensor& tensor = require(name + ".weight", {in_features, all_rows});
   Linear linear;
-  linear.weight = pack_rows(tensor, 0, in_features, all_rows, rows, scales(name, 1)[0]);
-  if (rows.front().begin == 0) linear.name = name + ".weight";
-  if (has(name + ".bias")) {
-    const VectorWeight fused = vector(name + ".bias", all_rows);
-    std::shared_ptr<float[]> bias(new float[static_cast<size_t>(count_rows(rows))]);
-    float* to = bias.get();
-    for (const RowRange& range : rows) to = std::copy(&fused.data[range.begin], &fused.data[range.end], to);
-    linear.bias = {bias, count_rows(rows)};
-  } else {
-    linear.bias = optional_vector(bias_name + ".bias", count_rows(rows));
-  }
-  if (rows.back().end == all_rows) file_->release(tensor);
+  linear.weight = pack(tensor, 0, rows, std::array{RowRange{0, in_features}}, scales(name, 1)[0]);
+  if (!rows.empty() && rows.front().begin == 0) linear.name = name + ".weight";
+  linear.bias = optional_vector_entries(name + ".bias", all_rows, rows);
+  // The last part of the last rank: nobody reads these pages again.
+  if (shard_.is_last() && (!shard_.is_whole() || rows.back().end == all_rows)) file_->release(tensor);
+  return linear;
+}
+
+Linear WeightLoader::linear_columns(const std::string& name, int32_t all_columns, std::span<const RowRange> columns,
+                                    int32_t out_features) const {
+  const GgufTensor& tensor = require(name + ".weight", {all_columns, out_features});
+  Linear linear;
+  linear.weight = pack(tensor, 0, std::array{RowRange{0, out_features}}, columns, scales(name, 1)[0]);
+  linear.name = name + ".weight";
+  linear.out_features = out_features;
+  const VectorWeight bias = optional_vector(name + ".bias", out_features);
+  if (linear.weight != nullptr && columns.front().begin == 0) linear.bias = bias;
+  if (shard_.is_last()) file_->release(tensor);
   return linear;
 }
 
 ExpertLinear WeightLoader::expert_linear(const std::string& name, int32_t in_features, int32_t out_features,
-                                         int32_t experts) const {
-  return expert_linear_rows(name, in_features, out_features, std::array{RowRange{0, out_features}}, experts);
+                                         int32_t experts, RowRange mine) const {
+  return expert_linear_rows(name, in_features, out_features, std::array{RowRange{0, out_features}}, experts, mine);
 }
 
 ExpertLinear WeightLoader::expert_linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
-                                              std::span<const RowRange> rows, int32_t experts) const {
+                                              std::span<const RowRange> rows, int32_t experts, RowRange mine) const {
   const GgufTensor& tensor = require(name + ".weight", {in_features, all_rows, experts});
   ExpertLinear linear;
-  linear.in_features = in_features;
-  linear.out_features = count_rows(rows);
   if (rows.front().begin == 0) linear.name = name + ".weight";
+  linear.in_features = in_features;
+  linear.out_features = total(rows);
+  linear.experts.resize(static_cast<size_t>(experts));
   const std::vector<float> scale = scales(name, experts);
-  for (int32_t e = 0; e < experts; ++e)
-    linear.experts.push_back(pack_rows(tensor, e, in_features, all_rows, rows, scale[static_cast<size_t>(e)]));
-  if (rows.back().end == all_rows) file_->release(tensor);
+  for (auto e = static_cast<size_t>(mine.begin); e < static_cast<size_t>(mine.end); ++e)
+    linear.experts[e] = pack(tensor, static_cast<int32_t>(e), rows, std::array{RowRange{0, in_features}}, scale[e]);
+  if (shard_.is_last() && rows.back().end == all_rows) file_->release(tensor);
   return linear;
 }
 
-ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int32_t channels) const {
+ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int32_t channels,
+                                     std::span<const RowRange> mine) const {
   refuse_scale(name);
   const VectorWeight file_order = decode_vector(require(name + ".weight", {taps, channels}));
-  std::shared_ptr<float[]> weights(new float[static_cast<size_t>(taps) * static_cast<size_t>(channels)]);
-  for (int64_t c = 0; c < channels; ++c)
-    for (int64_t t = 0; t < taps; ++t) weights[t * channels + c] = file_order.data[c * taps + t];
-  return {weights, taps, channels};
+  const int64_t n = total(mine);
+  std::shared_ptr<float[]> weights(new float[static_cast<size_t>(taps * n)]);
+  int64_t to = 0;
+  for (const RowRange& range : mine)
+    for (int64_t c = range.begin; c < range.end; ++c, ++to)
+      for (int64_t t = 0; t < taps; ++t) weights[t * n + to] = file_order.data[c * taps + t];
+  return {weights, taps, static_cast<int32_t>(n)};
 }
 
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {
   refuse_scale(name);
   const GgufTensor& tensor = require(name + ".weight", {features, vocab});
   return {file_, file_->data(tensor).data(), tensor.type, vocab, features};
+}
+
+EmbeddingTable WeightLoader::lazy_table(const std::string& name, int32_t features, int64_t rows) const {
+  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+  const GgufTensor& tensor = find(name + ".weight");
+  if (tensor.ne[0] != features || tensor.ne[1] < rows || tensor.ne[1] > kMostRows || tensor.ne[2] != 1 ||
+      tensor.ne[3] != 1)
+    throw ModelError("tensor " + name + ".weight has shape " + shape_text(tensor.ne, 4) +
+                     ", the hyperparameters need rows of " + std::to_string(features) + " and at least " +
+                     std::to_string(rows) + " of them");
+  require_weight_type(tensor);
+  refuse_scale(name);
+  const std::span<const std::byte> data = file_->data(tensor);
+  will_read_at_random(data);
+  return {file_, data.data(), tensor.type, static_cast<int32_t>(tensor.ne[1]), features};
 }
 
 }  // namespace v100

@@ -11,44 +11,66 @@
 #include "base/thread_pool.h"
 #include "gguf/gguf.h"
 #include "ops/ops.h"
+#include "parallel/placement.h"
 
 namespace v100 {
 
 class WeightLoader {
  public:
   // check_values: refuse tensors with non-finite scales or values (`--check-tensors`). load_mtp: families load their blocks
-  // of multi-token prediction too.
+  // of multi-token prediction too. shard: what the rank that loads gets; it remembers what it was asked.
   WeightLoader(std::shared_ptr<const GgufFile> file, const Backend& backend, ThreadPool& pool, bool check_values,
-               bool load_mtp);
+               bool load_mtp, Shard& shard);
 
   bool has(const std::string& name) const;
   bool load_mtp() const { return load_mtp_; }
+  Shard& shard() const { return shard_; }
+  // Of all packed weights so far.
+  size_t packed_bytes() const { return packed_bytes_; }
+  // For cutting: bytes of the file's tensors together, those that are not there left out; values of a block of one, 1 if
+  // it is not there (loading it will say so).
+  double bytes(const std::vector<std::string>& names) const;
+  int32_t block_values(const std::string& name) const;
 
   // All throw ModelError naming the tensor, its shape and the one expected.
   VectorWeight vector(const std::string& name, int32_t size) const;
   VectorWeight optional_vector(const std::string& name, int32_t size) const;
-  // `name.weight` [out, in], and `name.bias` [out] where the file has it. Here and below matrices are multiplied by
-  // `name.scale` where the file has it: one value, or one for each expert.
+  // The given entries, one range after the other.
+  VectorWeight vector_entries(const std::string& name, int32_t size, std::span<const RowRange> entries) const;
+  VectorWeight optional_vector_entries(const std::string& name, int32_t size, std::span<const RowRange> entries) const;
+  // `name.weight` [out, in], and `name.bias` [out] where the file has it. Every rank that has the layer has all of it. Here
+  // and below matrices are multiplied by `name.scale` where the file has it: one value, or one for each expert.
   Linear linear(const std::string& name, int32_t in_features, int32_t out_features) const;
-  // The given rows, one range after the other, of `name.weight` [all_rows, in]. Their bias, where the file has it: the same
-  // entries of `name.bias` [all_rows], or the whole of `bias_name.bias`.
-  Linear linear_rows(const std::string& name, int32_t in_features, int32_t all_rows, std::span<const RowRange> rows,
-                     const std::string& bias_name) const;
-  // `name.weight` [experts, out, in].
-  ExpertLinear expert_linear(const std::string& name, int32_t in_features, int32_t out_features, int32_t experts) const;
+  // The given rows, one range after the other, of `name.weight` [all_rows, in], and the same entries of `name.bias`.
+  Linear linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
+                     std::span<const RowRange> rows) const;
+  // The given columns, whole blocks of the type, of `name.weight` [out, all_columns]: a part of the product's sums. The
+  // rank that has the first column adds `name.bias`.
+  Linear linear_columns(const std::string& name, int32_t all_columns, std::span<const RowRange> columns,
+                        int32_t out_features) const;
+  // `name.weight` [experts, out, in]; only experts `mine` are there.
+  ExpertLinear expert_linear(const std::string& name, int32_t in_features, int32_t out_features, int32_t experts,
+                             RowRange mine) const;
   // The given rows of each expert of `name.weight` [experts, all_rows, in].
   ExpertLinear expert_linear_rows(const std::string& name, int32_t in_features, int32_t all_rows,
-                                  std::span<const RowRange> rows, int32_t experts) const;
-  // `name.weight` [channels, taps], the oldest tap first.
-  ConvWeight convolution(const std::string& name, int32_t taps, int32_t channels) const;
+                                  std::span<const RowRange> rows, int32_t experts, RowRange mine) const;
+  // The given channels of `name.weight` [channels, taps], the oldest tap first.
+  ConvWeight convolution(const std::string& name, int32_t taps, int32_t channels, std::span<const RowRange> mine) const;
   EmbeddingTable embedding(const std::string& name, int32_t features, int32_t vocab) const;
+  // `name.weight` [at least `rows`, features] that may be far larger than memory: of its data nothing is read here, also with
+  // check_values, and later only the pages of the rows asked for.
+  EmbeddingTable lazy_table(const std::string& name, int32_t features, int64_t rows) const;
 
  private:
   const GgufTensor& require(const std::string& name, std::vector<int64_t> shape) const;
+  const GgufTensor& find(const std::string& name) const;
+  static void require_weight_type(const GgufTensor& tensor);
   VectorWeight decode_vector(const GgufTensor& tensor) const;
-  // The given rows of one matrix of a tensor.
-  std::shared_ptr<const LinearWeight> pack_rows(const GgufTensor& tensor, int32_t matrix, int32_t in_features,
-                                                int32_t all_rows, std::span<const RowRange> rows, float scale) const;
+  // The one place where rows and columns of a tensor's matrix are picked. nullptr when none are.
+  std::shared_ptr<const LinearWeight> pack(const GgufTensor& tensor, int32_t matrix, std::span<const RowRange> rows,
+                                           std::span<const RowRange> columns, float scale) const;
+  // Whether this rank computes in the block the tensor belongs to.
+  bool is_here(const std::string& name) const;
   // `name.scale` of a stack of matrices, ones where the file has none.
   std::vector<float> scales(const std::string& name, int32_t matrices) const;
   void refuse_scale(const std::string& name) const;
@@ -59,6 +81,8 @@ class WeightLoader {
   ThreadPool& pool_;
   bool check_values_;
   bool load_mtp_;
+  Shard& shard_;
+  mutable size_t packed_bytes_ = 0;
 };
 
 }  // namespace v100

@@ -17,7 +17,10 @@ struct ForwardState {
   std::span<const KvLayer> kv;           // one for each of TextModel::kv_shapes()
   std::span<const StateRecords> states;  // one for each of TextModel::state_shapes()
   std::span<const RopeTable> ropes;      // one for each of TextModel::ropes()
-  Rows windowed;                         // the rows as layers with a sliding window see them; else the rows as they are
+  // As ropes, with a row for each block of TextModel::block_tokens() whose last token is one of the rows, in their order: the
+  // angles of its first token.
+  std::span<const RopeTable> block_ropes;
+  Rows windowed;  // the rows as layers with a sliding window see them; else the rows as they are
 };
 
 // How the keys of a layer were turned before they were stored.
@@ -55,12 +58,16 @@ class TextModel {
   virtual std::vector<KeyRotation> key_rotations() const { return {}; }
   // Tokens that a layer with a sliding window sees, the row's own included; 0: no such layers.
   virtual int32_t sliding_window() const { return 0; }
+  // Tokens of a block of sparse attention, a divisor of kPageTokens; 0: no such layers.
+  virtual int32_t block_tokens() const { return 0; }
   // Runs the rows through all layers, appending to the KV pages and moving the states on. Returns the hidden states
   // [outputs, hidden] of the given rows after the output norm; a tensor without rows when outputs is empty. The caller
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
-  // Logits [rows, vocab] of hidden states.
+  // Rows of the output matrix that this rank has.
+  virtual RowRange vocabulary() const = 0;
+  // Logits [rows, vocabulary()] of hidden states.
   virtual Tensor head(Ops& ops, Tensor hidden) const = 0;
   // nullptr: the file has none.
   virtual const Classifier* classifier() const { return nullptr; }

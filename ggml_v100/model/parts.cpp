@@ -2,6 +2,8 @@
 #include "model/parts.h"
 
 #include <array>
+#include <numeric>
+#include <utility>
 
 #include "base/error.h"
 
@@ -9,35 +11,54 @@ namespace v100 {
 
 std::string block_prefix(int32_t layer) { return "blk." + std::to_string(layer) + "."; }
 
-void check_heads(const AttentionWeights& w, const Hyperparameters& hp, int32_t layer) {
-  if (w.heads < 1 || w.kv_heads < 1 || w.heads % w.kv_heads != 0)
-    throw ModelError(block_prefix(layer) + "*: " + std::to_string(w.heads) + " heads over " +
-                     std::to_string(w.kv_heads) + " kv heads do not make an attention layer of " + hp.architecture);
+AttentionShare share_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer,
+                               const std::vector<std::string>& tensors) {
+  const int32_t heads = hp.heads[static_cast<size_t>(layer)], kv_heads = hp.kv_heads[static_cast<size_t>(layer)];
+  if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0)
+    throw ModelError(block_prefix(layer) + "*: " + std::to_string(heads) + " heads over " + std::to_string(kv_heads) +
+                     " kv heads do not make an attention layer of " + hp.architecture);
+  const HeadShare mine =
+      weights.shard().heads(layer, heads, kv_heads, hp.head_dim_v, weights.block_values(tensors.back()),
+                            weights.bytes(tensors) / kv_heads, tensors);
+  const int32_t d = hp.head_dim_k, dv = hp.head_dim_v;
+  const auto part = [](RowRange items, int32_t width) { return RowRange{items.begin * width, items.end * width}; };
+  AttentionShare share{{},
+                       part(mine.heads, d),
+                       part(mine.kv_heads, d),
+                       part(mine.kv_heads, dv),
+                       part(mine.heads, dv),
+                       heads * d,
+                       kv_heads * d,
+                       kv_heads * dv,
+                       heads * dv};
+  share.weights.heads = mine.heads.size();
+  share.weights.kv_heads = mine.kv_heads.size();
+  share.weights.kv = {
+      .kv_heads = mine.kv_heads.size(), .head_dim_k = d, .head_dim_v = dv, .group = mine.group, .skew = mine.skew()};
+  return share;
 }
 
 AttentionWeights load_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer) {
-  const std::string prefix = block_prefix(layer);
-  AttentionWeights w;
-  w.heads = hp.heads[static_cast<size_t>(layer)];
-  w.kv_heads = hp.kv_heads[static_cast<size_t>(layer)];
-  check_heads(w, hp, layer);
-  const int32_t q_size = w.heads * hp.head_dim_k, k_size = w.kv_heads * hp.head_dim_k,
-                v_size = w.kv_heads * hp.head_dim_v;
-  if (weights.has(prefix + "attn_qkv.weight")) {
-    const int32_t all = q_size + k_size + v_size;
-    const auto part = [&](const char* name, int32_t first, int32_t size) {
-      return weights.linear_rows(prefix + "attn_qkv", hp.hidden, all, std::array{RowRange{first, first + size}},
-                                 prefix + name);
-    };
-    w.q = part("attn_q", 0, q_size);
-    w.k = part("attn_k", q_size, k_size);
-    w.v = part("attn_v", q_size + k_size, v_size);
-  } else {
-    w.q = weights.linear(prefix + "attn_q", hp.hidden, q_size);
-    w.k = weights.linear(prefix + "attn_k", hp.hidden, k_size);
-    w.v = weights.linear(prefix + "attn_v", hp.hidden, v_size);
-  }
-  w.output = weights.linear(prefix + "attn_output", w.heads * hp.head_dim_v, hp.hidden);
+  const std::string prefix = block_prefix(layer), fused = prefix + "attn_qkv";
+  const bool is_fused = weights.has(fused + ".weight");
+  std::vector<std::string> tensors{prefix + "attn_output.weight"};
+  if (is_fused)
+    tensors.insert(tensors.begin(), fused + ".weight");
+  else
+    tensors.insert(tensors.begin(), {prefix + "attn_q.weight", prefix + "attn_k.weight", prefix + "attn_v.weight"});
+  AttentionShare share = share_attention(weights, hp, layer, tensors);
+  AttentionWeights w = std::move(share.weights);
+  const auto part = [&](const char* name, RowRange rows, int32_t all, int32_t first_in_fused) {
+    if (!is_fused) return weights.linear_rows(prefix + name, hp.hidden, all, std::array{rows});
+    Linear linear = weights.linear_rows(fused, hp.hidden, share.all_q + share.all_k + share.all_v,
+                                        std::array{RowRange{first_in_fused + rows.begin, first_in_fused + rows.end}});
+    if (!linear.bias) linear.bias = weights.optional_vector_entries(prefix + name + ".bias", all, std::array{rows});
+    return linear;
+  };
+  w.q = part("attn_q", share.q, share.all_q, 0);
+  w.k = part("attn_k", share.k, share.all_k, share.all_q);
+  w.v = part("attn_v", share.v, share.all_v, share.all_q + share.all_k);
+  w.output = weights.linear_columns(prefix + "attn_output", share.all_output, std::array{share.output}, hp.hidden);
   return w;
 }
 
@@ -57,6 +78,27 @@ Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLaye
   return a;
 }
 
+namespace {
+
+struct GatedLinears {
+  Linear gate, up, down;
+};
+
+// This rank's features of a gated feed-forward of `size`: rows of gate and up, columns of down.
+GatedLinears load_gated_linears(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer, int32_t size,
+                                const std::string& gate, const std::string& up, const std::string& down) {
+  constexpr int32_t kFeatures = 32;  // cut in units of a block of activations, and of whole blocks of the type
+  const std::string prefix = block_prefix(layer);
+  const std::vector<std::string> tensors{prefix + down + ".weight", prefix + gate + ".weight", prefix + up + ".weight"};
+  const std::array mine{weights.shard().items(SplitKind::feed_forward, layer, size,
+                                              std::lcm(kFeatures, weights.block_values(tensors.front())),
+                                              weights.bytes(tensors) / size, tensors)};
+  return {weights.linear_rows(prefix + gate, hp.hidden, size, mine),
+          weights.linear_rows(prefix + up, hp.hidden, size, mine),
+          weights.linear_columns(prefix + down, size, mine, hp.hidden)};
+}
+
+}  // namespace
 std::optional<Classifier> load_classifier(const WeightLoader& weights, const Hyperparameters& hp) {
   if (!weights.has("cls.output.weight")) return std::nullopt;
   Classifier classifier;
@@ -83,31 +125,46 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
     throw ModelError(prefix + "*: a feed-forward of 0 features does not make a block of " + hp.architecture);
   FeedForwardWeights w;
   if (hp.experts == 0) {
-    w.gate = weights.linear(prefix + "ffn_gate", hp.hidden, size);
-    w.up = weights.linear(prefix + "ffn_up", hp.hidden, size);
-    w.down = weights.linear(prefix + "ffn_down", size, hp.hidden);
+    const GatedLinears dense = load_gated_linears(weights, hp, layer, size, "ffn_gate", "ffn_up", "ffn_down");
+    w.gate = dense.gate, w.up = dense.up, w.down = dense.down;
     return w;
   }
   w.experts_used = hp.experts_used;
   w.router = weights.linear(prefix + "ffn_gate_inp", hp.hidden, hp.experts);
-  if (const std::string fused = prefix + "ffn_gate_up_exps"; weights.has(fused + ".weight")) {
+  const std::string gate = prefix + "ffn_gate_exps", up = prefix + "ffn_up_exps", down = prefix + "ffn_down_exps",
+                    fused = prefix + "ffn_gate_up_exps";
+  const bool is_fused = weights.has(fused + ".weight");
+  std::vector<std::string> tensors{down + ".weight"};
+  if (is_fused)
+    tensors.push_back(fused + ".weight");
+  else
+    tensors.insert(tensors.end(), {gate + ".weight", up + ".weight"});
+  const RowRange mine =
+      weights.shard().items(SplitKind::experts, layer, hp.experts, 1, weights.bytes(tensors) / hp.experts, tensors);
+  if (is_fused) {
     const auto part = [&](int32_t first) {
       return weights.expert_linear_rows(fused, hp.hidden, 2 * size, std::array{RowRange{first, first + size}},
-                                        hp.experts);
+                                        hp.experts, mine);
     };
     w.gates = part(0);
     w.ups = part(size);
   } else {
-    w.gates = weights.expert_linear(prefix + "ffn_gate_exps", hp.hidden, size, hp.experts);
-    w.ups = weights.expert_linear(prefix + "ffn_up_exps", hp.hidden, size, hp.experts);
+    w.gates = weights.expert_linear(gate, hp.hidden, size, hp.experts, mine);
+    w.ups = weights.expert_linear(up, hp.hidden, size, hp.experts, mine);
   }
-  w.downs = weights.expert_linear(prefix + "ffn_down_exps", size, hp.hidden, hp.experts);
-  if (hp.shared_expert_ffn > 0)
-    w.shared = {weights.linear(prefix + "ffn_gate_shexp", hp.hidden, hp.shared_expert_ffn),
-                weights.linear(prefix + "ffn_up_shexp", hp.hidden, hp.shared_expert_ffn),
-                weights.linear(prefix + "ffn_down_shexp", hp.shared_expert_ffn, hp.hidden),
-                weights.linear(prefix + "ffn_gate_inp_shexp", hp.hidden, 1)};
+  w.downs = weights.expert_linear(down, size, hp.hidden, hp.experts, mine);
+  if (hp.shared_expert_ffn > 0) {
+    const GatedLinears shared = load_gated_linears(weights, hp, layer, hp.shared_expert_ffn, "ffn_gate_shexp",
+                                                   "ffn_up_shexp", "ffn_down_shexp");
+    w.shared = {shared.gate, shared.up, shared.down, weights.linear(prefix + "ffn_gate_inp_shexp", hp.hidden, 1)};
+  }
   return w;
+}
+
+OutputWeights load_output(const WeightLoader& weights, const Hyperparameters& hp) {
+  const std::string name = weights.has("output.weight") ? "output" : "token_embd";
+  const RowRange rows = weights.shard().vocabulary(hp.vocab, name + ".weight");
+  return {rows, weights.linear_rows(name, hp.hidden, hp.vocab, std::array{rows})};
 }
 
 Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation) {

@@ -8,15 +8,25 @@
 
 namespace v100 {
 
-// Attention's four matrices. H hidden, Hq/Hkv heads, D and Dv head sizes of keys and values.
+// Attention's four matrices: this rank's rows and columns of them. H hidden, Hq/Hkv its heads, D and Dv head sizes of keys
+// and values.
 struct AttentionWeights {
   int32_t heads = 0, kv_heads = 0;
+  KvShape kv;      // of the cache, types left to the engine
   Linear q, k, v;  // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
-  Linear output;   // [H, Hq Dv]
+  Linear output;   // [H, Hq Dv], its product is a partial sum
 };
 
-// Throws ModelError unless the heads of the layer make groups over its kv heads.
-void check_heads(const AttentionWeights& w, const Hyperparameters& hp, int32_t layer);
+// Weights with this rank's heads of a layer, no matrix loaded yet; and the rows they take in q, k, v and columns in output.
+// tensors: the ones that are cut by heads, attn_output the last. Throws ModelError unless the heads of the layer make
+// groups over its kv heads.
+struct AttentionShare {
+  AttentionWeights weights;
+  RowRange q, k, v, output;
+  int32_t all_q, all_k, all_v, all_output;  // of all ranks
+};
+AttentionShare share_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer,
+                               const std::vector<std::string>& tensors);
 
 // From attn_qkv (one matrix, rows of q, k, v in turn) or attn_q, attn_k, attn_v; and attn_output. Biases where present.
 AttentionWeights load_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer);
@@ -30,13 +40,14 @@ QueryKeyValue project(Ops& ops, Tensor n, const AttentionWeights& w);
 Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLayer& kv, float scale,
               const AttentionWeights& w);
 
-// The expert beside a mixture that sees every token. F: its width.
+// The expert beside a mixture that sees every token. F: its width, this rank's part of it.
 struct SharedExpertWeights {
   Linear gate, up, down;  // [F, H], [F, H], [H, F]
   Linear share;           // [1, H]: its sigmoid is how much a token takes of this expert
 };
 
-// Gated feed-forward, dense or a mixture of experts. F: its width, per expert.
+// Gated feed-forward, dense or a mixture of experts. F: its width, of a dense one this rank's part; or that of an expert,
+// of which each rank has some.
 struct FeedForwardWeights {
   Linear gate, up, down;  // dense: [F, H], [F, H], [H, F]
   Linear router;          // mixture: [experts, H]
@@ -52,6 +63,13 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
 // [rows, H] -> [rows, H].
 Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation);
 
+// The output matrix.
+struct OutputWeights {
+  RowRange rows;  // of the vocabulary, those that this rank has
+  Linear matrix;  // [rows, H]
+};
+// output, or the embeddings where the file has no matrix of its own.
+OutputWeights load_output(const WeightLoader& weights, const Hyperparameters& hp);
 // From cls (optional) and cls.output; none where the file has no cls.output. Labels as `classifier.output_labels` lists
 // them, else one.
 std::optional<Classifier> load_classifier(const WeightLoader& weights, const Hyperparameters& hp);

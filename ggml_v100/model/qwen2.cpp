@@ -47,6 +47,7 @@ Qwen2::Qwen2(Hyperparameters hyperparameters, const WeightLoader& weights)
     Block block;
     block.attn_norm = weights.vector(prefix + "attn_norm.weight", hp_.hidden);
     block.attn = load_attention(weights, hp_, layer);
+    kv_shapes_.push_back(block.attn.kv);
     block.ffn_norm = weights.vector(prefix + "ffn_norm.weight", hp_.hidden);
     block.ffn = load_feed_forward(weights, hp_, layer);
     blocks_.push_back(std::move(block));

@@ -43,6 +43,7 @@ Qwen3::Qwen3(Hyperparameters hyperparameters, const WeightLoader& weights)
     Block block;
     block.attn_norm = weights.vector(prefix + "attn_norm.weight", hp_.hidden);
     block.attn = load_attention(weights, hp_, layer);
+    kv_shapes_.push_back(block.attn.kv);
     block.attn_q_norm = weights.vector(prefix + "attn_q_norm.weight", hp_.head_dim_k);
     block.attn_k_norm = weights.vector(prefix + "attn_k_norm.weight", hp_.head_dim_k);
     block.ffn_norm = weights.vector(prefix + "ffn_norm.weight", hp_.hidden);

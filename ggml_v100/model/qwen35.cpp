@@ -39,7 +39,6 @@ struct MtpBlock {
 class Qwen35 final : public Decoder {
  public:
   Qwen35(Hyperparameters hyperparameters, DeltaNetHyperparameters delta, const WeightLoader& weights);
-  std::vector<KvShape> kv_shapes() const override;
   std::vector<StateShape> state_shapes() const override;
   int32_t loaded_mtp_blocks() const override { return static_cast<int32_t>(mtp_.size()); }
 
@@ -54,7 +53,6 @@ class Qwen35 final : public Decoder {
   DeltaNetHyperparameters delta_;
   std::vector<Block> blocks_;
   std::vector<MtpBlock> mtp_;  // empty unless asked for
-  std::vector<KvShape> kv_shapes_;
   std::vector<StateShape> state_shapes_;
 };
 
@@ -65,10 +63,10 @@ Qwen35::Qwen35(Hyperparameters hyperparameters, DeltaNetHyperparameters delta, c
     Block block = load_block(weights, layer, delta_.is_recurrent[l] != 0);
     if (block.attention) {
       block.memory = kv_shapes_.size();
-      kv_shapes_.push_back({.kv_heads = hp_.kv_heads[l], .head_dim_k = hp_.head_dim_k, .head_dim_v = hp_.head_dim_v});
+      kv_shapes_.push_back(block.attention->attn.kv);
     } else {
       block.memory = state_shapes_.size();
-      for (const StateShape& shape : delta_net_state_shapes(delta_)) state_shapes_.push_back(shape);
+      for (const StateShape& shape : delta_net_state_shapes(*block.delta_net)) state_shapes_.push_back(shape);
     }
     blocks_.push_back(std::move(block));
   }
@@ -103,8 +101,6 @@ MtpBlock Qwen35::load_mtp_block(const WeightLoader& weights, int32_t layer) cons
     mtp.output = weights.linear(prefix + "shared_head_head", hp_.hidden, hp_.vocab);
   return mtp;
 }
-
-std::vector<KvShape> Qwen35::kv_shapes() const { return kv_shapes_; }
 
 std::vector<StateShape> Qwen35::state_shapes() const { return state_shapes_; }
 
@@ -150,13 +146,7 @@ std::unique_ptr<TextModel> load_qwen35(const Metadata& metadata, const WeightLoa
 std::unique_ptr<TextModel> load_qwen35moe(const Metadata& metadata, const WeightLoader& weights) {
   Hyperparameters hp = read_hyperparameters(metadata);
   const Keys keys(metadata);
-  if (hp.experts == 0) throw ModelError(keys.full("expert_count") + " is 0 or missing, expected at least 1");
-  const int32_t shared = keys.optional("expert_shared_feed_forward_length", 0, 0, 1 << 20);
-  hp.shared_expert_ffn = shared > 0 ? shared : hp.ffn[0];
-  if (hp.shared_expert_ffn < 1)
-    throw ModelError(keys.full("expert_shared_feed_forward_length") + " is missing, and so is feed_forward_length");
-  for (size_t block = 0; block < hp.expert_ffn.size(); ++block)
-    if (hp.expert_ffn[block] == 0) hp.expert_ffn[block] = hp.ffn[block] / hp.experts_used;
+  read_shared_mixture(keys, hp);
   return load(std::move(hp), keys, weights);
 }
 

@@ -1,10 +1,12 @@
 // How attention finds keys and values: pages of 256 tokens, addressed through per-sequence page lists.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "base/range.h"
 #include "quants/types.h"
 
 namespace v100 {
@@ -21,6 +23,22 @@ struct KvShape {
   int32_t head_dim_k = 0;  // multiples of 32 for the quantised types
   int32_t head_dim_v = 0;
   bool is_windowed = false;  // read within a sliding window only
+  // Query head h reads kv head (h + skew) / group. group 0: heads / kv_heads, with all kv heads read by equally many.
+  int32_t group = 0;
+  int32_t skew = 0;
+
+  int32_t group_of(int32_t heads) const { return group > 0 ? group : heads / kv_heads; }
+  // Of `heads` query heads those that read a kv head.
+  RowRange readers(int32_t kv_head, int32_t heads) const {
+    const int32_t first = kv_head * group_of(heads) - skew;
+    return {std::max(0, first), std::min(heads, first + group_of(heads))};
+  }
+
+  // Tokens of a block: the cache of a sparse-attention indexer, one head. V holds the tokens' index keys, K one key for
+  // each whole block of them. 0: K holds one key for each token. A divisor of kPageTokens.
+  int32_t block = 0;
+
+  int32_t keys() const { return block > 0 ? kPageTokens / block : kPageTokens; }  // of K in a page
 };
 
 // One layer's pages: page p starts at pages + p * page_stride_bytes. The layout inside a page belongs to the backend; a
@@ -29,11 +47,6 @@ struct KvLayer {
   std::byte* pages = nullptr;
   size_t page_stride_bytes = 0;
   KvShape shape;
-};
-
-struct RowRange {  // [begin, end)
-  int32_t begin = 0;
-  int32_t end = 0;
 };
 
 // The consecutive rows of a ubatch that belong to one sequence, and where that sequence's tokens and state lie.

@@ -63,6 +63,25 @@ class ObservedOps final : public Ops {
   void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
     inner_->norm_gate(x, gate, w, eps, function);
   }
+  Tensor repeat_streams(Tensor x, int32_t streams) override { return inner_->repeat_streams(x, streams); }
+  Tensor norm_streams(Tensor x, int32_t streams, const VectorWeight& w, float eps) override {
+    return inner_->norm_streams(x, streams, w, eps);
+  }
+  void scaled_silu(Tensor x, float factor) override { inner_->scaled_silu(x, factor); }
+  Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) override { return inner_->mix_streams(x, gate, streams); }
+  void add_to_streams(Tensor x, Tensor y, Tensor inject) override { inner_->add_to_streams(x, y, inject); }
+  Tensor gate_memory(Tensor key, Tensor query, Tensor value) override { return inner_->gate_memory(key, query, value); }
+  void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
+                    const KvLayer& index) override {
+    inner_->append_index(keys, w, eps, angles, rows, index);
+  }
+  BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override {
+    return inner_->choose_blocks(q, rows, index, heads, most);
+  }
+  Tensor sparse_attention(Tensor q, const Rows& rows, const BlockChoice& choice, const KvLayer& layer, int32_t heads,
+                          float scale) override {
+    return inner_->sparse_attention(q, rows, choice, layer, heads, scale);
+  }
   Routing route(Tensor logits, int32_t used) override { return inner_->route(logits, used); }
   Tensor mix_experts(Tensor x, const Routing& routing) override { return inner_->mix_experts(x, routing); }
   void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) override {
@@ -79,6 +98,7 @@ class ObservedOps final : public Ops {
   }
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override { return inner_->gather_rows(x, indices); }
   void all_reduce(Tensor partial) override { inner_->all_reduce(partial); }
+  void broadcast(Tensor x, int32_t root) override { inner_->broadcast(x, root); }
   void tap(std::string_view name, int32_t layer, Tensor value) override { inner_->tap(name, layer, value); }
   void read(Tensor x, std::span<float> destination) override { inner_->read(x, destination); }
   void set_threads(int32_t n_threads) override { inner_->set_threads(n_threads); }

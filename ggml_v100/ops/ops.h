@@ -18,6 +18,7 @@
 #include "base/thread_settings.h"
 #include "ops/kv.h"
 #include "ops/state.h"
+#include "parallel/collective.h"
 #include "quants/types.h"
 #include "tensor/tensor.h"
 
@@ -55,10 +56,13 @@ struct EmbeddingTable {
   int32_t features = 0;
 };
 
-struct Linear {  // y = W x + bias
+// y = W x + bias. Without a weight: a matrix whose rows or columns all lie on other ranks. Its product is zeros,
+// [rows, out_features], where out_features is 0 if it is the rows that are elsewhere.
+struct Linear {
   std::shared_ptr<const LinearWeight> weight;
-  VectorWeight bias;   // [out_features], or empty
-  std::string name{};  // of the tensor in the file; empty for the further parts of a fused one
+  VectorWeight bias;         // [out_features], or empty
+  std::string name{};        // of the tensor in the file; empty for the further parts of a fused one
+  int32_t out_features = 0;  // of one without a weight
 };
 
 // One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x; one that is not here (nullptr)
@@ -110,6 +114,15 @@ struct DeltaNet {
   int64_t at(int32_t i, int32_t j) const { return (int64_t{j / 16} * head_dim + i) * 16 + j % 16; }
   int32_t key_size() const { return key_heads * head_dim; }
   int32_t value_size() const { return value_heads * head_dim; }
+};
+
+// The blocks of adjacent tokens that each row of a ubatch attends to (sparse attention). In the arena, like a tensor.
+struct BlockChoice {
+  int32_t rows = 0;
+  int32_t block = 0;                // tokens of a block; block b is tokens [b * block, (b + 1) * block) of the sequence
+  int32_t most = 0;                 // blocks that a row has room for
+  const int32_t* count = nullptr;   // [rows]
+  const int32_t* blocks = nullptr;  // [rows, most], the first count[row] of a row in use, ascending
 };
 
 enum class GateFunction { silu, sigmoid };  // silu_f32, sigmoid_f32 of base/math.h
@@ -199,7 +212,7 @@ class Ops {
   // it again changes no bit.
   virtual KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) = 0;
 
-  // Attention of q [rows, heads * head_dim_k] -> [rows, heads * head_dim_v]; head h reads kv head h / (heads / kv_heads).
+  // Attention of q [rows, heads * head_dim_k] -> [rows, heads * head_dim_v]; which kv head a head reads: KvShape.
   // The keys a row sees are taken page by page (pages are aligned to absolute kv indices); per page, in order of j:
   //   s_j = scale * (fma sum over d of q_d * k_jd, ascending, from 0);  m = max s_j;  p_j = exp_f32(s_j - m)
   //   l = sum of p_j in 16 interleaved partial sums (lane = index within page % 16);  o_d = fma sum over j of p_j * v_jd, from 0
@@ -229,6 +242,39 @@ class Ops {
   // In place: each head [head_dim] of x [rows, heads * head_dim] becomes rms_norm(head, w, eps) * function(gate).
   virtual void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) = 0;
 
+  // Residual streams (Zhu et al. 2024, "Hyper-Connections"): a row holds `streams` of them side by side.
+  //
+  // [rows, streams * features]: the row, streams times.
+  virtual Tensor repeat_streams(Tensor x, int32_t streams) = 0;
+  // rms_norm of each stream by itself, with its part of w [streams * features].
+  virtual Tensor norm_streams(Tensor x, int32_t streams, const VectorWeight& w, float eps) = 0;
+  // In place: x = silu_f32(x * factor).
+  virtual void scaled_silu(Tensor x, float factor) = 0;
+  // [rows, features]: y starts at 0; y = fma(sigmoid_f32(gate_s), x_s, y) for the streams s in order; then y *= 1 / streams.
+  virtual Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) = 0;
+  // In place on x: x_s = fma(2 * sigmoid_f32(inject_s * (1 / streams)), y, x_s); y [rows, features], inject [rows, streams].
+  virtual void add_to_streams(Tensor x, Tensor y, Tensor inject) = 0;
+  // What is read from a memory table, gated for each stream: [rows, streams * features] from key and query, of that shape,
+  // and value [rows, features].   a = (sum of key_i * query_i in 16 interleaved fma partial sums) / sqrt(features),
+  // u = sqrt(max(|a|, 1e-6)) with the sign of a (0 for a = 0),  y_s = sigmoid_f32(u) * value
+  virtual Tensor gate_memory(Tensor key, Tensor query, Tensor value) = 0;
+
+  // Sparse attention: an indexer chooses blocks of tokens by a key for each block.
+  //
+  // Writes the rows' index keys [rows, head_dim], V of the index cache; then, as K, the key of each block whose last token
+  // is one of the rows: s = k_0 + k_1 + ... of its tokens' stored keys in order, s * (1 / block), then norm_rope as one
+  // head (halves). `angles` has one row for each such block, in the order of the rows.
+  virtual void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
+                            const KvLayer& index) = 0;
+  // The `most` best of the complete blocks that each row sees (its view begins at 0), of equal ones the lower, from q
+  // [rows, heads * head_dim]: score = sum over heads, in order, from 0, of max(dot, 0), dot = fma sum over d of q_d * k_d,
+  // ascending, from 0. A NaN dot counts as 0.
+  virtual BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) = 0;
+  // attention, where a row sees only the tokens of its blocks and those after its last complete block. Pages of which it
+  // sees nothing take no part.
+  virtual Tensor sparse_attention(Tensor q, const Rows& rows, const BlockChoice& choice, const KvLayer& layer,
+                                  int32_t heads, float scale) = 0;
+
   // Chooses `used` experts for each row of router logits [rows, experts], the largest first, of equal ones the lower id.
   //   p_e = exp_f32(logit_e - max), P = sum of p_e over all experts in 16 interleaved partial sums, q_j = p_(e_j) / P,
   //   weight_j = q_j / max(q_0 + q_1 + ..., 2^-14).         The weights of a row are 1 together unless all are tiny.
@@ -245,8 +291,11 @@ class Ops {
   // Copies of the given rows, [indices, features].
   virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;
 
-  // Sum over ranks, in place. The only meeting point of ranks; nothing to do for one.
+  // The meeting points of ranks; nothing to do for one.
+  // Sum over ranks, in place: in f32 and in their order, the same bits on all.
   virtual void all_reduce(Tensor partial) = 0;
+  // The root's x on every rank, in place.
+  virtual void broadcast(Tensor x, int32_t root) = 0;
 
   // A named intermediate for comparing engines; free when no tap is installed.
   virtual void tap(std::string_view name, int32_t layer, Tensor value) { (void)name, (void)layer, (void)value; }
@@ -275,8 +324,9 @@ class Backend {
                                                           float scale = 1.0f) const = 0;
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
-  // threads.count is the most that set_threads may ask for. Throws InvalidArgument for settings the system refuses.
-  virtual std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const = 0;
+  // threads.count is the most that set_threads may ask for. seat: where these operations meet those of other ranks.
+  // Throws InvalidArgument for settings the system refuses.
+  virtual std::unique_ptr<Ops> create_ops(const ThreadSettings& threads, RankSeat seat = {}) const = 0;
 };
 
 }  // namespace v100

@@ -15,6 +15,8 @@
 #include "ops/delta_net.h"
 #include "ops/reference_blocks.h"
 #include "ops/routing.h"
+#include "ops/sparse_attention.h"
+#include "ops/streams.h"
 #include "quants/decode.h"
 
 namespace v100 {
@@ -62,9 +64,12 @@ float dot_integer(const IntegerRows& w, int64_t n, int32_t in_features, const Qu
 
 class ReferenceOps final : public Ops {
  public:
-  explicit ReferenceOps(const ThreadSettings& threads) : pool_(threads) {}
+  ReferenceOps(const ThreadSettings& threads, RankSeat seat) : pool_(threads), seat_(seat) {}
 
-  Tensor create(int32_t rows, int32_t features) override { return arena_.create(rows, features); }
+  Tensor create(int32_t rows, int32_t features) override {
+    seat_.beat();
+    return arena_.create(rows, features);
+  }
 
   Tensor embed(std::span<const int32_t> tokens, const EmbeddingTable& table) override {
     Tensor y = create(static_cast<int32_t>(tokens.size()), table.features);
@@ -106,6 +111,11 @@ class ReferenceOps final : public Ops {
   }
 
   Tensor linear(Tensor x, const Linear& layer) override {
+    if (layer.weight == nullptr) {
+      const Tensor zeros = create(x.rows, layer.out_features);
+      std::fill_n(zeros.data, zeros.size(), 0.0f);
+      return zeros;
+    }
     const auto& w = static_cast<const ReferenceWeight&>(*layer.weight);
     Tensor y = create(x.rows, w.out_features);
     pool_.parallel_for(x.rows, 1, [&](int64_t begin, int64_t end) {
@@ -167,14 +177,13 @@ class ReferenceOps final : public Ops {
   KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
     const PageLayout page(layer.shape);
     const KvShape& shape = layer.shape;
-    const int32_t kv_heads = shape.kv_heads, dim_k = shape.head_dim_k, dim_v = shape.head_dim_v;
-    const int32_t count = indices.end - indices.begin;
-    const KeysValues read{create(count, kv_heads * dim_k), create(count, kv_heads * dim_v)};
+    const int32_t count = indices.end - indices.begin, dim_k = shape.head_dim_k, dim_v = shape.head_dim_v;
+    const KeysValues read{create(count, shape.kv_heads * dim_k), create(count, shape.kv_heads * dim_v)};
     for (int32_t r = 0; r < count; ++r) {
       const int32_t index = indices.begin + r;
       const std::byte* base =
           layer.pages + static_cast<size_t>(pages[static_cast<size_t>(index / kPageTokens)]) * layer.page_stride_bytes;
-      for (int32_t h = 0; h < kv_heads; ++h) {
+      for (int32_t h = 0; h < shape.kv_heads; ++h) {
         decode(shape.type_k, base + page.k_offset(h, index % kPageTokens), read.k.row(r) + h * dim_k, dim_k);
         decode(shape.type_v, base + page.v_offset(h, index % kPageTokens), read.v.row(r) + h * dim_v, dim_v);
       }
@@ -183,21 +192,16 @@ class ReferenceOps final : public Ops {
   }
 
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
-    Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
-    const int32_t group = heads / layer.shape.kv_heads;
-    for (const SequenceRows& sequence : rows.sequences) {
-      const int32_t first = sequence.rows.begin;
-      pool_.parallel_for(sequence.rows.end - first, 1, [&](int64_t begin, int64_t end) {
-        for (int32_t r = first + static_cast<int32_t>(begin); r < first + end; ++r)
-          for (int32_t h = 0; h < heads; ++h)
-            attend(q.row(r) + h * layer.shape.head_dim_k, sequence, rows.visible[static_cast<size_t>(r)], layer,
-                   h / group, scale, y.row(r) + h * layer.shape.head_dim_v);
-      });
-    }
-    return y;
+    return attend_rows(q, rows, layer, heads, scale, [&](int32_t r) {
+      const RowRange visible = rows.visible[static_cast<size_t>(r)];
+      std::vector<int32_t> keys;
+      for (int32_t j = visible.begin; j < visible.end; ++j) keys.push_back(j);
+      return keys;
+    });
   }
 
   void apply_gate(Tensor x, Tensor gate) override {
+    if (x.features == 0) return;
     const int32_t width = x.features / gate.features;
     for (int32_t r = 0; r < x.rows; ++r)
       for (int32_t i = 0; i < x.features; ++i) x.row(r)[i] *= sigmoid_f32(gate.row(r)[i / width]);
@@ -227,6 +231,95 @@ class ReferenceOps final : public Ops {
     for (int64_t i = 0; i < x.size(); ++i)
       x.data[i] =
           normed.data[i] * (function == GateFunction::silu ? silu_f32(gate.data[i]) : sigmoid_f32(gate.data[i]));
+  }
+
+  Tensor repeat_streams(Tensor x, int32_t streams) override {
+    Tensor y = create(x.rows, x.features * streams);
+    for (int32_t r = 0; r < x.rows; ++r)
+      for (int32_t s = 0; s < streams; ++s) std::copy_n(x.row(r), x.features, y.row(r) + s * x.features);
+    return y;
+  }
+
+  Tensor norm_streams(Tensor x, int32_t streams, const VectorWeight& w, float eps) override {
+    const int32_t n = x.features / streams;
+    Tensor y = create(x.rows, x.features);
+    for (int32_t r = 0; r < x.rows; ++r)
+      for (int32_t at = 0; at < x.features; at += n) {
+        const Scope scope(*this);
+        const VectorWeight part{{w.data, w.data.get() + at}, n};
+        std::copy_n(rms_norm({x.row(r) + at, 1, n}, part, eps).data, n, y.row(r) + at);
+      }
+    return y;
+  }
+
+  void scaled_silu(Tensor x, float factor) override {
+    for (int64_t i = 0; i < x.size(); ++i) x.data[i] = silu_f32(x.data[i] * factor);
+  }
+
+  Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) override {
+    Tensor y = create(x.rows, x.features / streams);
+    mix_streams_into(y, x, gate);
+    return y;
+  }
+
+  void add_to_streams(Tensor x, Tensor y, Tensor inject) override { add_to_streams_in_place(x, y, inject); }
+
+  Tensor gate_memory(Tensor key, Tensor query, Tensor value) override {
+    Tensor y = create(key.rows, key.features);
+    for (int32_t r = 0; r < y.rows; ++r)
+      for (int32_t at = 0; at < y.features; at += value.features) {
+        const float gate = memory_gate(key.row(r) + at, query.row(r) + at, value.features);
+        for (int32_t i = 0; i < value.features; ++i) y.row(r)[at + i] = gate * value.row(r)[i];
+      }
+    return y;
+  }
+
+  void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
+                    const KvLayer& index) override {
+    const Scope scope(*this);
+    const int32_t pairs = angles.pairs;
+    const Tensor key = create(1, keys.features);
+    int32_t block = 0;  // row of angles
+    for (const SequenceRows& sequence : rows.sequences)
+      for (int32_t r = sequence.rows.begin; r < sequence.rows.end; ++r) {
+        const int32_t token = rows.kv_index[static_cast<size_t>(r)];
+        store_index_key(sequence, index, token, keys.row(r));
+        if ((token + 1) % index.shape.block != 0) continue;
+        mean_index_key(sequence, index, token, key.data);
+        const RopeTable own{angles.cosine + block * pairs, angles.sine + block * pairs, pairs};
+        norm_rope(key, 1, key.features, w, eps, own, RopeLayout::halves);
+        store_block_key(sequence, index, token, key.data);
+        ++block;
+      }
+  }
+
+  BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override {
+    most = room_for_blocks(rows, index.shape.block, most);
+    const auto n = static_cast<size_t>(q.rows);
+    auto* count = reinterpret_cast<int32_t*>(arena_.take(n * sizeof(int32_t)));
+    auto* blocks = reinterpret_cast<int32_t*>(arena_.take(n * static_cast<size_t>(most) * sizeof(int32_t)));
+    for (const SequenceRows& sequence : rows.sequences)
+      for (int32_t r = sequence.rows.begin; r < sequence.rows.end; ++r) {
+        const std::vector<float> scores =
+            score_blocks(q.row(r), sequence, index, heads, complete_blocks(rows, r, index.shape.block));
+        const std::vector<int32_t> best = best_blocks(scores, most);
+        count[r] = static_cast<int32_t>(best.size());
+        std::ranges::copy(best, blocks + int64_t{r} * most);
+      }
+    return {q.rows, index.shape.block, most, count, blocks};
+  }
+
+  Tensor sparse_attention(Tensor q, const Rows& rows, const BlockChoice& choice, const KvLayer& layer, int32_t heads,
+                          float scale) override {
+    return attend_rows(q, rows, layer, heads, scale, [&](int32_t r) {
+      std::vector<int32_t> keys;
+      for (int32_t i = 0; i < choice.count[r]; ++i)
+        for (int32_t j = 0; j < choice.block; ++j)
+          keys.push_back(choice.blocks[int64_t{r} * choice.most + i] * choice.block + j);
+      const int32_t end = rows.visible[static_cast<size_t>(r)].end;
+      for (int32_t j = complete_blocks(rows, r, choice.block) * choice.block; j < end; ++j) keys.push_back(j);
+      return keys;
+    });
   }
 
   Routing route(Tensor logits, int32_t used) override {
@@ -283,7 +376,8 @@ class ReferenceOps final : public Ops {
     return y;
   }
 
-  void all_reduce(Tensor) override {}
+  void all_reduce(Tensor partial) override { seat_.all_reduce(partial.data, partial.size()); }
+  void broadcast(Tensor x, int32_t root) override { seat_.broadcast(root, x.data, x.size()); }
 
   void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
 
@@ -310,60 +404,28 @@ class ReferenceOps final : public Ops {
     }
   }
 
-  static std::byte* page_of(const KvLayer& layer, const SequenceRows& sequence, int32_t index) {
-    const PageId page = sequence.pages[static_cast<size_t>(index / kPageTokens)];
-    return layer.pages + static_cast<size_t>(page) * layer.page_stride_bytes;
-  }
-
-  // One head of one row over all its pages.
-  static void attend(const float* q, const SequenceRows& sequence, RowRange visible, const KvLayer& layer,
-                     int32_t kv_head, float scale, float* y) {
-    const PageLayout page(layer.shape);
-    const int32_t dim_k = layer.shape.head_dim_k, dim_v = layer.shape.head_dim_v;
-    std::vector<float> key(static_cast<size_t>(dim_k)), value(static_cast<size_t>(dim_v)),
-        output(static_cast<size_t>(dim_v));
-    float max_all = -std::numeric_limits<float>::infinity(), sum_all = 0;
-    std::fill_n(y, dim_v, 0.0f);
-    if (visible.begin >= visible.end) return;
-    bool first_page = true;
-    for (int32_t start = visible.begin / kPageTokens * kPageTokens; start < visible.end; start += kPageTokens) {
-      const std::byte* base = page_of(layer, sequence, start);
-      const int32_t begin = std::max(visible.begin - start, 0), end = std::min(visible.end - start, kPageTokens);
-      float score[kPageTokens];
-      float max_page = -std::numeric_limits<float>::infinity();
-      for (int32_t j = begin; j < end; ++j) {
-        decode(layer.shape.type_k, base + page.k_offset(kv_head, j), key.data(), dim_k);
-        float dot = 0;
-        for (int32_t d = 0; d < dim_k; ++d) dot = std::fma(q[d], key[static_cast<size_t>(d)], dot);
-        score[j] = scale * dot;
-        max_page = std::max(max_page, score[j]);
-      }
-      float partial[16] = {};
-      std::fill(output.begin(), output.end(), 0.0f);
-      for (int32_t j = begin; j < end; ++j) {
-        const float p = exp_f32(score[j] - max_page);
-        partial[j % 16] += p;
-        decode(layer.shape.type_v, base + page.v_offset(kv_head, j), value.data(), dim_v);
-        for (int32_t d = 0; d < dim_v; ++d)
-          output[static_cast<size_t>(d)] = std::fma(p, value[static_cast<size_t>(d)], output[static_cast<size_t>(d)]);
-      }
-      const float sum_page = sum_of_16(partial);
-      if (first_page) {
-        max_all = max_page, sum_all = sum_page;
-        std::copy(output.begin(), output.end(), y);
-        first_page = false;
-        continue;
-      }
-      const float max_new = std::max(max_all, max_page);
-      const float a = exp_f32(max_all - max_new), b = exp_f32(max_page - max_new);
-      sum_all = std::fma(sum_all, a, sum_page * b);
-      for (int32_t d = 0; d < dim_v; ++d) y[d] = std::fma(y[d], a, output[static_cast<size_t>(d)] * b);
-      max_all = max_new;
+  // keys_of(row): the kv indices that the row sees, ascending.
+  template <class KeysOf>
+  Tensor attend_rows(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale, KeysOf&& keys_of) {
+    Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+    if (heads == 0) return y;
+    const int32_t group = layer.shape.group_of(heads), skew = layer.shape.skew;
+    for (const SequenceRows& sequence : rows.sequences) {
+      const int32_t first = sequence.rows.begin;
+      pool_.parallel_for(sequence.rows.end - first, 1, [&](int64_t begin, int64_t end) {
+        for (int32_t r = first + static_cast<int32_t>(begin); r < first + end; ++r) {
+          const std::vector<int32_t> keys = keys_of(r);
+          for (int32_t h = 0; h < heads; ++h)
+            attend_keys(q.row(r) + h * layer.shape.head_dim_k, sequence, keys, layer, (h + skew) / group, scale,
+                        y.row(r) + h * layer.shape.head_dim_v);
+        }
+      });
     }
-    for (int32_t d = 0; d < dim_v; ++d) y[d] /= sum_all;
+    return y;
   }
 
   ThreadPool pool_;
+  RankSeat seat_;
   Arena arena_;
 };
 
@@ -375,8 +437,8 @@ class ReferenceBackend final : public Backend {
     return std::make_shared<ReferenceWeight>(type, in_features, out_features, rows, scale);
   }
   size_t kv_page_bytes(const KvShape& shape) const override { return PageLayout(shape).bytes(); }
-  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads) const override {
-    return std::make_unique<ReferenceOps>(threads);
+  std::unique_ptr<Ops> create_ops(const ThreadSettings& threads, RankSeat seat) const override {
+    return std::make_unique<ReferenceOps>(threads, seat);
   }
 };
 

@@ -370,20 +370,19 @@ size_t kv_row_bytes(QuantType type, int32_t head_dim) {
 
 PageLayout::PageLayout(const KvShape& shape)
     : kv_heads_(shape.kv_heads),
+      keys_(shape.keys()),
       k_row_bytes_(kv_row_bytes(shape.type_k, shape.head_dim_k)),
       v_row_bytes_(kv_row_bytes(shape.type_v, shape.head_dim_v)) {}
 
-size_t PageLayout::k_offset(int32_t kv_head, int32_t token) const {
-  return (static_cast<size_t>(kv_head) * kPageTokens + static_cast<size_t>(token)) * k_row_bytes_;
+size_t PageLayout::k_offset(int32_t kv_head, int32_t key) const {
+  return static_cast<size_t>(kv_head * keys_ + key) * k_row_bytes_;
 }
 
 size_t PageLayout::v_offset(int32_t kv_head, int32_t token) const {
-  return static_cast<size_t>(kv_heads_) * kPageTokens * k_row_bytes_ +
+  return static_cast<size_t>(kv_heads_ * keys_) * k_row_bytes_ +
          (static_cast<size_t>(kv_head) * kPageTokens + static_cast<size_t>(token)) * v_row_bytes_;
 }
 
-size_t PageLayout::bytes() const {
-  return static_cast<size_t>(kv_heads_) * kPageTokens * (k_row_bytes_ + v_row_bytes_);  // 256 tokens: a multiple of 64
-}
+size_t PageLayout::bytes() const { return (v_offset(kv_heads_, 0) + 63) / 64 * 64; }
 
 }  // namespace v100

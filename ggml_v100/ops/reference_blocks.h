@@ -35,16 +35,17 @@ QuantizedRow quantize_row(const float* x, int32_t features, int32_t group);
 // One head's key or value in the GGUF encoding of the type.
 void encode_kv(QuantType type, const float* values, std::byte* encoded, int32_t features);
 
-// A page: K rows [kv_head][token], then V rows likewise.
+// A page: K rows [kv_head][key], then V rows [kv_head][token]. A key is a token's, or a block's (KvShape::block).
 class PageLayout {
  public:
   explicit PageLayout(const KvShape& shape);  // throws InvalidArgument for an unsupported type or head size
-  size_t k_offset(int32_t kv_head, int32_t token) const;
+  size_t k_offset(int32_t kv_head, int32_t key) const;
   size_t v_offset(int32_t kv_head, int32_t token) const;
   size_t bytes() const;
 
  private:
   int32_t kv_heads_;
+  int32_t keys_;
   size_t k_row_bytes_, v_row_bytes_;
 };
 

@@ -17,6 +17,7 @@ Values: flags are bool, `on|off|auto` options are those words, lists are tuples 
 
 from .errors import OptionError
 from .parser import Options, Source, parse, parse_options
+from .placement import placement_arguments
 from .rope import rope_arguments
 from .sampling import engine_samplers
 from .table import TOOLS, Option, gone_options, options_of
@@ -32,5 +33,6 @@ __all__ = [
     "options_of",
     "parse",
     "parse_options",
+    "placement_arguments",
     "rope_arguments",
 ]

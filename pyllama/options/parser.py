@@ -132,7 +132,9 @@ def _answer_information(tool: str, option: Option, environ: Mapping[str, str]) -
     if option.dest == "completion_bash":
         raise Information(help_pages.bash_completion())
     if option.dest == "list_devices":
-        raise Information("Available devices:\n  (none)")
+        from pyllama.tools.devices import device_list
+
+        raise Information(device_list())
     if option.dest == "cache_list":
         from pyllama.download.cache import cache_list
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyllama.options import Options
+from pyllama.options.placement import device_names, expert_overrides, ratios, tensor_overrides
 
 AXES = (
     "model",
@@ -14,6 +15,8 @@ AXES = (
     "split_mode",
     "main_gpu",
     "device",
+    "tensor_split",
+    "override_tensor",
     "load_mode",
     "lazy_mode",
     "embeddings",
@@ -48,6 +51,19 @@ class BenchTest:
         return int(self.parameters["n_depth"])
 
     @property
+    def placement(self) -> dict[str, Any]:
+        """Keyword arguments of `pyllama._engine.Model`. Raises `InvalidArgument`."""
+        rules = [rule for rule in self.parameters["override_tensor"].split(";") if rule]
+        split = self.parameters["tensor_split"]
+        return {
+            "devices": device_names(self.parameters["device"].split("/")),
+            "split_mode": self.parameters["split_mode"],
+            "tensor_split": () if split in (0, "0") else ratios(split),
+            "main_gpu": int(self.parameters["main_gpu"]),
+            "tensor_overrides": tensor_overrides(rules) + expert_overrides(self.parameters["n_cpu_moe"]),
+        }
+
+    @property
     def name(self) -> str:
         """`pp512`, `tg128`, `pp512+tg128`, and ` @ d4096` where the cache is filled before."""
         parts = [f"pp{self.n_prompt}"] if self.n_prompt else []
@@ -59,6 +75,7 @@ def expand(options: Options, *, default_threads: int) -> list[BenchTest]:
     """All tests in the order in which they run. Lengths of 0 make no test."""
     values = {axis: getattr(options, axis) for axis in AXES}
     values["threads"] = values["threads"] or (default_threads,)
+    values["override_tensor"] = values["override_tensor"] or ("",)
     lengths = [(n_prompt, 0) for n_prompt in options.n_prompt if n_prompt]
     lengths += [(0, n_gen) for n_gen in options.n_gen if n_gen]
     lengths += list(options.prompt_gen)

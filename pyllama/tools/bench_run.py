@@ -88,7 +88,7 @@ class Runner:
         self._warmup = warmup
         self._progress = progress
         self._model: Any = None
-        self._model_path: str | None = None
+        self._loaded: tuple[str, dict[str, Any]] | None = None  # path and placement of the model
 
     def __enter__(self) -> "Runner":
         return self
@@ -104,7 +104,7 @@ class Runner:
     def measure(self, test: BenchTest, *, label: str) -> BenchResult:
         """Warm up, then time every repetition. Raises the engine's errors."""
         self._tell(label, test, "loading")
-        model = self._load(test.parameters["model"], test.parameters["threads"])
+        model = self._load(test)
         engine = self._native.Engine(
             model,
             n_ctx=-(-(test.n_depth + test.n_prompt + test.n_gen) // PAGE) * PAGE,
@@ -158,20 +158,21 @@ class Runner:
         facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params)
         return BenchResult(test, facts, started, tuple(samples))
 
-    def _load(self, path: str, n_threads: int) -> Any:
-        if self._model_path != path:
+    def _load(self, test: BenchTest) -> Any:
+        path, placement = test.parameters["model"], test.placement
+        if self._loaded != (path, placement):
             self._close_model()
             from pyllama.gguf.split_set import check_parts
 
             check_parts(Path(path))
-            self._model = self._native.Model(path, n_threads=n_threads)
-            self._model_path = path
+            self._model = self._native.Model(path, n_threads=test.parameters["threads"], **placement)
+            self._loaded = (path, placement)
         return self._model
 
     def _close_model(self) -> None:
         if self._model is not None:
             self._model.close()
-        self._model = self._model_path = None
+        self._model = self._loaded = None
 
     def _tell(self, label: str, test: BenchTest, what: str) -> None:
         if self._progress is not None:

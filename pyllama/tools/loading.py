@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from pyllama.download.model_options import choose_model
-from pyllama.options import Options, rope_arguments
+from pyllama.options import Options, placement_arguments, rope_arguments
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -33,6 +33,7 @@ def load_llama(options: Options) -> Any:
         last_n_tokens_size=options.repeat_last_n,
         chat_format=options.chat_template or None,
         verbose=False,
+        **placement_arguments(options),
         **rope_arguments(options),
         **engine_thread_options(options),
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pyllama.download.model_options import choose_model
 from pyllama.errors import InvalidArgument
-from pyllama.options import Options, rope_arguments
+from pyllama.options import Options, placement_arguments, rope_arguments
 from pyllama.thread_placement import engine_thread_options
 from pyllama.tokenizer import Tokenizer
 
@@ -33,6 +33,7 @@ class ScoredModel:
             n_threads=max(options.threads, 0),
             check_tensors=options.check_tensors,
             kv_overrides=dict(options.override_kv),
+            **placement_arguments(options),
         )
         self.tokenizer = Tokenizer.from_metadata(self._model.metadata)
         self.n_vocab = self._model.n_vocab

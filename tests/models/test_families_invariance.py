@@ -18,6 +18,7 @@ from pyllama._engine import Engine, Model, backend_info
 from support.logits import assert_same_bits, position_logits
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_models import write_tiny_model
+from support.tiny_qwen4exp import write_tiny_qwen4exp
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"architecture": "qwen2", "weight_type": "q8_0"},
@@ -39,15 +40,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "qwen35": {"architecture": "qwen35", "n_layer": 5, "attention_interval": 3, "weight_type": "q8_0"},
     "qwen35moe": {"architecture": "qwen35moe", "n_layer": 3, "attention_interval": 2, "n_value_head": 6},
+    # A fused tensor, blocks beyond the budget from the 36th token on.
+    "qwen4exp": {
+        "architecture": "qwen4exp",
+        "weight_type": "q8_0",
+        "tensor_types": {"per_layer_token_embd.weight": "f16"},
+        "fused_gate_up": True,
+    },
 }
 N_NEIGHBOURS = 7
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    arguments = FAMILIES[request.param]
+    arguments = dict(FAMILIES[request.param])
+    path = tmp_path_factory.mktemp("families") / "model.gguf"
+    if arguments["architecture"] == "qwen4exp":
+        del arguments["architecture"]
+        return write_tiny_qwen4exp(path, **arguments)
     write = write_tiny_hybrid if arguments["architecture"].startswith("qwen35") else write_tiny_model
-    return write(tmp_path_factory.mktemp("families") / "model.gguf", **arguments)
+    return write(path, **arguments)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ class RecordingModel:
     loaded: list[str]
     open_models: int
 
-    def __init__(self, path, *, n_threads=0):
+    def __init__(self, path, *, n_threads=0, **placement):
         if path == "bad.gguf":
             raise ModelError("bad.gguf: tensor output.weight is missing")
         type(self).loaded.append(path)

@@ -1,8 +1,9 @@
 """What users of other engines met on the command line: shards that do not belong together (J3), numbers at the edge
-(J4), a context that is not the one asked for (J5), spellings (J6), splits over one device (J9).
+(J4), a context that is not the one asked for (J5), spellings (J6), splits over devices (J9).
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from pyllama import Llama
 from pyllama.errors import GgufError, InvalidArgument
 from pyllama.gguf import GgufFile, GgufWriter, TensorSpec
-from pyllama.options import TOOLS, OptionError, options_of, parse
+from pyllama.options import TOOLS, OptionError, options_of, parse, parse_options
 from pyllama.server.loaded_model import context_sizes, load_model
 from pyllama.server.settings import settings_from_options
 from pyllama.tools import bench, cli, gguf_split, perplexity
@@ -263,7 +264,7 @@ def test_both_spellings_of_long_names_are_the_same_everywhere(tiny_llama_path, t
     assert [options.ctx_size for options in (by_file, *by_line)] == [512] * 3
 
 
-# ---- J9: splits over the one device
+# ---- J9: splits over devices
 
 
 def test_every_split_that_leaves_all_on_one_device_gives_the_same_text(tiny_llama_path, capsys):
@@ -271,13 +272,46 @@ def test_every_split_that_leaves_all_on_one_device_gives_the_same_text(tiny_llam
     assert plain[0] == 0
     splits = [["-sm", mode] for mode in ("none", "layer", "row", "tensor")]
     splits += [["-ts", ratios] for ratios in ("1,0,0", "1", "0.5/0", "")]
-    splits += [["-sm", "tensor", "-ts", "1,0", "-mg", "0"]]
+    splits += [["-sm", "tensor", "-ts", "1,0", "-mg", "0"], ["-dev", "none"], ["-dev", "CPU"], ["-dev", "CPU3"]]
+    splits += [["-dev", "CPU0,CPU1", "-sm", "none", "-mg", "1"], ["-cmoe"], ["-ncmoe", "3"], ["-ot", "ffn=CPU"]]
     for split in splits:
         assert complete(capsys, tiny_llama_path, *split) == plain
 
 
-@pytest.mark.parametrize("ratios", ["1,1", "0,1", "3/1/0", "0,0,0.1"])
-def test_a_split_over_more_devices_is_refused_by_name(tiny_llama_path, capsys, ratios):
-    code, out, err = complete(capsys, tiny_llama_path, "--tensor-split", ratios)
+def test_splits_over_several_devices_give_the_same_text(tiny_llama_path, capsys):
+    plain = complete(capsys, tiny_llama_path)
+    for split in (
+        ["-dev", "CPU0,CPU1"],  # whole layers, the default
+        ["-dev", "CPU0,CPU1,CPU2", "-sm", "tensor", "-ctk", "f32", "-ctv", "f32"],
+        ["-dev", "CPU0,CPU1", "-sm", "tensor", "-ts", "3/1", "-ot", "ffn_(gate|up|down)=CPU1"],
+    ):
+        assert complete(capsys, tiny_llama_path, *split) == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tensor-split", "1,1"], "the tensor split has a share for device 2 of 1"),
+        (["-ts", "0,1"], "the tensor split has a share for device 2 of 1"),
+        (["--device", "CUDA0"], "device 'CUDA0' is not there; expected one of CPU, CPU0"),
+        (["-dev", "CPU0,CPU1", "-sm", "row"], "split mode 'row' is not supported; 'tensor' divides"),
+        (["-sm", "none", "-mg", "1"], "main device is 1, expected 0 to 0"),
+        (["-ot", "ffn=CUDA0"], "tensor override 'ffn': device 'CUDA0' is not one of CPU"),
+        (["-ot", "ffn"], "--override-tensor ffn: expected <tensor name pattern>=<device>"),
+        (["-ot", "(=CPU"], "tensor override '(': not a regular expression"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused_by_name(tiny_llama_path, capsys, options, message):
+    code, out, err = complete(capsys, tiny_llama_path, *options)
     assert (code, out) == (1, "")
-    assert err == "error: not supported yet: --tensor-split (this build computes on one device, the CPU)\n"
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_the_list_of_devices_has_name_and_memory(capsys):
+    with pytest.raises(SystemExit) as end:
+        parse_options("llama-server", ["--list-devices"], {})
+    assert end.value.code == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header == "Available devices:"
+    assert re.fullmatch(r"  CPU: .+ \(\d+ MiB, \d+ MiB free\)", lines[0])

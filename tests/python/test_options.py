@@ -307,9 +307,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["--mmproj", "x"],
         ["-ctk", "q5_1"],
         ["--load-mode", "mlock"],
-        ["--device", "CUDA0"],
-        ["--tensor-split", "1,1"],
-        ["-ts", "0,1"],
         ["--embd-gemma-default"],
     ],
 )

@@ -55,7 +55,9 @@ class Model:
     answer: list[int] | None = None
     marker = FIRST_BYTE + ord(">")
 
-    def __init__(self, path: str, *, n_threads: int = 0, kv_overrides: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: str, *, n_threads: int = 0, kv_overrides: dict[str, Any] | None = None, **placement: Any
+    ) -> None:
         self.metadata: dict[str, Any] = {
             "general.architecture": "llama",
             "general.name": "fake",

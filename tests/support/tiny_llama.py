@@ -157,6 +157,13 @@ class ModelWriter:
             else:
                 self._writer.add_array(key, value)
 
+    def add_array(self, key: str, values: Sequence[int], element_type: gguf.GGUFValueType) -> None:
+        self._writer.add_key_value(key, values, gguf.GGUFValueType.ARRAY, element_type)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        return self._rng
+
     def matrix(self, name: str, rows: int, columns: int, std: float) -> None:
         self.experts(name, 0, rows, columns, std)
 

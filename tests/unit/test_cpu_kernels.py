@@ -35,6 +35,8 @@ SECTIONS = (
     "linear_accuracy",
     "attention",
     "attention_unseen_keys",
+    "sparse_attention",
+    "streams",
     "experts",
     "routing",
     "gates",
@@ -51,7 +53,8 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 def sources() -> list[Path]:
     """All engine sources that the CPU backend and the reference need, and the driver."""
     engine = [ENGINE / "base" / name for name in ("thread_pool.cpp", "thread_settings.cpp", "cpu_features.cpp")]
-    engine += [path for room in ("tensor", "quants", "ops", "cpu") for path in sorted((ENGINE / room).glob("*.cpp"))]
+    rooms = ("parallel", "quants", "tensor", "ops", "cpu")
+    engine += [path for room in rooms for path in sorted((ENGINE / room).glob("*.cpp"))]
     if not IS_X86:
         engine = [path for path in engine if "avx" not in path.name]
     return engine + sorted(DRIVER.glob("*.cpp"))
@@ -106,7 +109,15 @@ def test_backend_equals_reference_bit_for_bit(driver: Path, instruction_set: str
 @pytest.mark.parametrize("threads", [1, 2])
 def test_number_of_threads_does_not_change_bits(driver: Path, threads: int) -> None:
     best = list(available_sections(driver))[-1]
-    for section in ("linear_combinations", "attention_unseen_keys", "experts", "causal_conv", "delta_net"):
+    sections = (
+        "linear_combinations",
+        "attention_unseen_keys",
+        "sparse_attention",
+        "experts",
+        "causal_conv",
+        "delta_net",
+    )
+    for section in sections:
         done = subprocess.run([str(driver), best, str(threads), section], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
 

@@ -17,6 +17,7 @@ from pyllama.errors import InvalidArgument
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
+from support.tiny_qwen4exp import write_tiny_qwen4exp
 
 PAGE = 256
 NO_LIMIT = -1
@@ -32,7 +33,7 @@ def write_tiny_windowed(path: Path, **arguments: Any) -> Path:
 
 
 # Of each kind of memory one model.
-WRITERS = {"llama": write_tiny_llama, "qwen35": write_tiny_hybrid, "gemma3": write_tiny_windowed}
+WRITERS = {"llama": write_tiny_llama, "qwen35": write_tiny_hybrid, "gemma3": write_tiny_windowed, "qwen4exp": write_tiny_qwen4exp}
 
 
 @pytest.fixture(scope="module", params=list(WRITERS))

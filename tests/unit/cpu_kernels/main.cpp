@@ -22,6 +22,8 @@ constexpr Section kSections[] = {
     {"linear_accuracy", test_linear_accuracy},
     {"attention", test_attention},
     {"attention_unseen_keys", test_attention_unseen_keys},
+    {"sparse_attention", test_sparse_attention},
+    {"streams", test_streams},
     {"experts", test_experts},
     {"routing", test_routing},
     {"gates", test_gates},

@@ -1,0 +1,163 @@
+// Sharing out of threads, pages and logits over ranks.
+#include "engine/rank_set.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace v100 {
+
+namespace {
+
+// Threads begin where those of the ranks before end, so that lists of processors are shared out like the threads.
+ThreadSettings settings_of_rank(ThreadSettings settings, int32_t count, int32_t first) {
+  settings.count = count;
+  if (!settings.cpus.empty())
+    std::rotate(settings.cpus.begin(), settings.cpus.begin() + first % static_cast<int32_t>(settings.cpus.size()),
+                settings.cpus.end());
+  return settings;
+}
+
+}  // namespace
+
+// Ranks that compute at the same time share the threads, the first ones getting what is left over. Ranks that have whole
+// layers compute one after the other, each with all threads.
+int32_t RankSet::threads_of(int32_t rank, int32_t n_threads) const {
+  const Placement& placement = model_->placement();
+  if (placement.mode() != SplitMode::tensor) return n_threads;
+  const int32_t n = placement.ranks();
+  return std::max(1, n_threads / n + (rank < n_threads % n ? 1 : 0));
+}
+
+RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& params)
+    : model_(std::move(model)), n_threads_(params.n_threads), n_threads_batch_(params.n_threads_batch) {
+  const Placement& placement = model_->placement();
+  const int32_t n = placement.ranks();
+  if (n > 1) {
+    if (params.importance != nullptr) throw InvalidArgument("importance is collected on one device, not on several");
+    threads_ = std::make_unique<RankThreads>(placement.devices());
+  }
+  int32_t first_thread = 0;
+  for (int32_t r = 0; r < n; ++r) {
+    const int32_t count = std::max(threads_of(r, n_threads_), threads_of(r, n_threads_batch_));
+    RankSeat seat;
+    if (n > 1) seat = RankSeat(threads_->group(), r, placement.mode() == SplitMode::tensor);
+    std::unique_ptr<Ops> ops =
+        model_->backend(r).create_ops(settings_of_rank(params.threads, count, first_thread), seat);
+    if (placement.mode() == SplitMode::tensor) first_thread += count;
+    if (params.importance != nullptr) ops = observe_inputs(std::move(ops), *params.importance);
+    std::vector<KvShape> shapes = model_->text(r).kv_shapes();
+    for (KvShape& shape : shapes) {
+      shape.type_k = params.type_k;
+      // An index cache has keys only: those of tokens in the place of values.
+      shape.type_v = shape.block > 0 ? params.type_k : params.type_v;
+      shape.is_windowed = shape.is_windowed && params.n_window_pages > 0;
+    }
+    ranks_.push_back(std::make_unique<Rank>(model_->text(r), model_->backend(r), std::move(ops), std::move(shapes),
+                                            params.n_pages, params.n_window_pages, params.n_state_slots));
+    page_bytes_ += ranks_.back()->page_bytes();
+    window_page_bytes_ += ranks_.back()->window_page_bytes();
+    state_bytes_ += ranks_.back()->state_bytes();
+  }
+  passes_ = std::vector<Pass>(ranks_.size());
+}
+
+RankSet::~RankSet() = default;
+
+void RankSet::copy_page(PageId from, PageId to) const {
+  for (const auto& rank : ranks_) std::memcpy(rank->page(to), rank->page(from), rank->page_bytes());
+}
+
+void RankSet::copy_window_page(PageId from, PageId to) const {
+  for (const auto& rank : ranks_)
+    std::memcpy(rank->window_page(to), rank->window_page(from), rank->window_page_bytes());
+}
+
+void RankSet::read_page(PageId page, std::byte* to) const {
+  for (const auto& rank : ranks_) to = std::copy_n(rank->page(page), rank->page_bytes(), to);
+}
+
+void RankSet::write_page(PageId page, const std::byte* from) const {
+  for (const auto& rank : ranks_) {
+    std::copy_n(from, rank->page_bytes(), rank->page(page));
+    from += rank->page_bytes();
+  }
+}
+
+void RankSet::read_window_page(PageId page, std::byte* to) const {
+  for (const auto& rank : ranks_) to = std::copy_n(rank->window_page(page), rank->window_page_bytes(), to);
+}
+
+void RankSet::write_window_page(PageId page, const std::byte* from) const {
+  for (const auto& rank : ranks_) {
+    std::copy_n(from, rank->window_page_bytes(), rank->window_page(page));
+    from += rank->window_page_bytes();
+  }
+}
+
+void RankSet::read_state(int32_t slot, std::byte* to) const {
+  for (const auto& rank : ranks_) to = std::copy_n(rank->state(slot), rank->state_bytes(), to);
+}
+
+void RankSet::write_state(int32_t slot, const std::byte* from) const {
+  for (const auto& rank : ranks_) {
+    std::copy_n(from, rank->state_bytes(), rank->state(slot));
+    from += rank->state_bytes();
+  }
+}
+
+template <class Work>
+void RankSet::on_all(Work&& work) {
+  if (size() == 1)
+    work(0);
+  else
+    threads_->run(work);
+}
+
+Tensor RankSet::forward(const Ubatch& ubatch, bool is_decode) {
+  on_all([this, ubatch, is_decode](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    rank.ops().set_threads(threads_of(r, is_decode ? n_threads_ : n_threads_batch_));
+    Pass& pass = passes_[static_cast<size_t>(r)];
+    pass.scope.reset();
+    pass.scope.emplace(rank.ops());
+    pass.hidden = rank.forward(ubatch);
+  });
+  return passes_[0].hidden;
+}
+
+void RankSet::on_each(const std::function<void(const Rank&)>& work) {
+  on_all([this, work](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    rank.ops().set_threads(threads_of(r, n_threads_batch_));
+    work(rank);
+  });
+}
+
+Tensor RankSet::logits() {
+  const auto vocab = static_cast<size_t>(model_->text().hyperparameters().vocab);
+  const auto rows = static_cast<size_t>(passes_[0].hidden.rows);
+  if (size() == 1) return ranks_[0]->text().head(ops(), passes_[0].hidden);
+  logits_.resize(std::max(logits_.size(), rows * vocab));
+  on_all([this, vocab, rows](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    const Tensor part = rank.text().head(rank.ops(), passes_[static_cast<size_t>(r)].hidden);
+    const auto first = static_cast<size_t>(rank.text().vocabulary().begin), width = static_cast<size_t>(part.features);
+    for (size_t i = 0; i < rows; ++i)
+      rank.ops().read({part.row(static_cast<int32_t>(i)), 1, part.features},
+                      {logits_.data() + i * vocab + first, width});
+  });
+  return {logits_.data(), static_cast<int32_t>(rows), static_cast<int32_t>(vocab)};
+}
+
+void RankSet::inject(InjectedFault fault, std::optional<double> stall_seconds) {
+  if (threads_ == nullptr) throw InvalidArgument("faults are injected into one of several ranks");
+  if (fault.rank < 0 || fault.rank >= size())
+    throw InvalidArgument("rank is " + std::to_string(fault.rank) + ", expected 0 to " + std::to_string(size() - 1));
+  if (stall_seconds) threads_->set_stall_limit(std::chrono::duration<double>(*stall_seconds));
+  threads_->group().inject(fault);
+}
+
+}  // namespace v100

@@ -1,0 +1,40 @@
+// Which layers this rank computes, and how activations go from rank to rank where whole layers are shared out.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/loader.h"
+#include "ops/ops.h"
+
+namespace v100 {
+
+class Stages {
+ public:
+  Stages(const WeightLoader& weights, int32_t layers)
+      : rank_(weights.shard().rank()), stages_(weights.shard().stages(layers)) {}
+
+  // Whether this rank takes part in a layer.
+  bool has(int32_t layer) const {
+    const Shard::Stage& stage = stage_of(layer);
+    return stage.rank < 0 || stage.rank == rank_;
+  }
+
+  // After a layer: where it is the last that a rank has, x of that rank on all ranks.
+  void hand_over(Ops& ops, int32_t layer, Tensor x) const {
+    const Shard::Stage& stage = stage_of(layer);
+    if (stage.rank >= 0 && stage.layers.end == layer + 1) ops.broadcast(x, stage.rank);
+  }
+
+ private:
+  const Shard::Stage& stage_of(int32_t layer) const {
+    size_t i = 0;
+    while (stages_[i].layers.end <= layer) ++i;
+    return stages_[i];
+  }
+
+  int32_t rank_;
+  std::vector<Shard::Stage> stages_;  // all layers, in order
+};
+
+}  // namespace v100

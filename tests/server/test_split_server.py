@@ -1,0 +1,59 @@
+"""The server with a model on several devices: the answers of one device, and a start that is refused for its reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real_process import ServerProcess
+
+from support.tiny_hybrid import write_tiny_hybrid
+
+PROMPTS = ["the world is", "you and the others", "hello hello hello", "a bed of stones in the water"]
+BODY = {"n_predict": 12, "temperature": 0, "cache_prompt": True}
+EXACT = ("-t", "2", "-c", "2048", "-np", "2", "-ctk", "f32", "-ctv", "f32")
+
+
+@pytest.fixture(scope="module")
+def hybrid_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_hybrid(tmp_path_factory.mktemp("split") / "model.gguf", n_key_head=4, n_value_head=8)
+
+
+def answers(path: Path, directory: Path, *options: str) -> tuple[list[str], str]:
+    server = ServerProcess(directory, "-m", str(path), *EXACT, *options)
+    try:
+        server.wait_ready()
+        texts = [server.post("/completion", {"prompt": prompt, **BODY}).json()["content"] for prompt in PROMPTS]
+        again = [server.post("/completion", {"prompt": prompt, **BODY}).json()["content"] for prompt in PROMPTS]
+        assert again == texts
+        return texts, server.log
+    finally:
+        server.close()
+
+
+def test_a_server_on_several_devices_answers_like_one(hybrid_path: Path, tmp_path: Path) -> None:
+    alone, _ = answers(hybrid_path, tmp_path / "alone")
+    split, log = answers(hybrid_path, tmp_path / "split", "--device", "CPU0,CPU1,CPU2", "--split-mode", "tensor")
+    assert split == alone
+    for device in ("CPU0", "CPU1", "CPU2"):
+        assert f"{device}: " in log
+    assert answers(hybrid_path, tmp_path / "layers", "-dev", "CPU0,CPU1", "-ts", "3,1")[0] == alone
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device", "CPU0,CUDA1"), "device 'CUDA1' is not there; expected one of CPU, CPU0"),
+        (("--device", "CPU0,CPU1", "-sm", "row"), "split mode 'row' is not supported"),
+        (("-ot", "ffn_up"), "--override-tensor ffn_up: expected <tensor name pattern>=<device>"),
+    ],
+)
+def test_a_placement_that_cannot_be_ends_the_start(
+    hybrid_path: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    server = ServerProcess(tmp_path, "-m", str(hybrid_path), *options)
+    try:
+        assert server.wait_exit() == 1
+        assert message in server.log
+    finally:
+        server.close()

@@ -92,6 +92,9 @@ class CompletionRequest:
     created: int = field(default_factory=lambda: int(time.time()))
 
 
+MOST_TOKENS = 2**31 - 1
+
+
 def prepare(
     tokens: Sequence[int],
     prompt: str,
@@ -102,15 +105,19 @@ def prepare(
     echo: bool,
     n_probs: int | None,
     model: str,
+    is_endless: bool = False,
 ) -> CompletionRequest:
-    """Raises `TypeError` for wrong types and `InvalidArgument` for values, or a prompt length, out of range."""
+    """is_endless: an answer may be longer than the context.
+
+    Raises `TypeError` for wrong types and `InvalidArgument` for values, or a prompt length, out of range.
+    """
     if not tokens:
         raise InvalidArgument("the prompt has no tokens, and the vocabulary has no BOS token to begin with")
     if len(tokens) >= n_ctx:
         raise InvalidArgument(
             f"the prompt has {len(tokens)} tokens, but the context holds n_ctx={n_ctx}, one of them for the answer"
         )
-    room = n_ctx - len(tokens)
+    room = MOST_TOKENS if is_endless else n_ctx - len(tokens)
     wanted = 0 if max_tokens is None else _integer("max_tokens", max_tokens)
     if n_probs is not None and _integer("logprobs", n_probs) < 0:
         raise InvalidArgument(f"logprobs must be >= 0, found {n_probs}")

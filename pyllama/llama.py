@@ -55,8 +55,10 @@ from pyllama.llama_values import (
     metadata_text,
     read_callables,
     read_count,
+    read_n_keep,
     read_seed,
     read_split_mode,
+    require_shift,
     rope_scaling,
     token_or_none,
 )
@@ -88,6 +90,8 @@ class Llama:
     pooling_type: how they make one vector of a text's hidden states, as number or name: 0 ``"none"`` (a vector for each
     token), 1 ``"mean"``, 2 ``"cls"`` (the first token's), 3 ``"last"``, 4 ``"rank"`` (the scores of a reranker's head);
     -1 as the file says, ``"none"`` when it does not.
+    context_shift: when the context is full, drop half of the tokens after the first `n_keep` (-1: after the prompt) and
+    go on, instead of ending the answer. A BOS token that the vocabulary begins texts with is kept as well.
     logits_all: keep the logits of every token in `scores` (n_vocab f32 values each), not only of the last one.
     last_n_tokens_size: tokens that the repeat, presence and frequency penalties look back at.
     chat_format: name or Jinja source of a chat template that replaces the one in the file.
@@ -145,6 +149,8 @@ class Llama:
         thread_cpus: Sequence[Sequence[int]] = (),
         thread_priority: int = 0,
         thread_poll: int = 50,
+        context_shift: bool = False,
+        n_keep: int = 0,
         logits_all: bool = False,
         embedding: bool = False,
         offload_kqv: bool = True,
@@ -170,6 +176,7 @@ class Llama:
     ) -> None:
         self._sequence: TokenSequence | None = None
         self._embedder: TextEmbedder | None = None
+        self._shifts = bool(context_shift)
         self._is_closed = False
         self._queue = CallQueue()
         for name, value, neutral in (
@@ -241,7 +248,7 @@ class Llama:
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
-            keeps_windows = swa_full is None or bool(swa_full)
+            keeps_windows = swa_full is None or bool(swa_full) or self._shifts  # what is moved must be there
             needs_checkpoints = model.is_recurrent or (model.n_swa > 0 and not keeps_windows)
             cache_bytes = _cache_bytes(cache_mib, needs_checkpoints=needs_checkpoints)
             keeps_states = needs_checkpoints and cache_bytes != 0 and n_checkpoints > 0
@@ -254,12 +261,15 @@ class Llama:
                 **engine_options,
             )
             on_error.callback(engine.close)
+            if self._shifts:
+                require_shift(engine, model, keeps_all_logits=bool(logits_all))
             self._n_vocab, self._n_ctx, self._n_embd = model.n_vocab, engine.n_ctx, model.n_embd
             self._sequence = TokenSequence(
                 model,
                 engine,
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
+                n_keep=read_n_keep(n_keep, self._tokenizer) if self._shifts else None,
             )
             self._pooling_type = read_pooling_type(pooling_type, model)
             if embedding:
@@ -298,6 +308,11 @@ class Llama:
         """How embeddings are pooled: 0 none, 1 mean, 2 cls, 3 last, 4 rank."""
         self._open_sequence()
         return _engine.pooling_types.index(self._pooling_type)
+
+    @property
+    def n_discarded(self) -> int:
+        """Tokens that context shifts have dropped so far."""
+        return 0 if self._sequence is None else self._sequence.n_discarded
 
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
@@ -587,6 +602,7 @@ class Llama:
             echo=echo,
             n_probs=logprobs,
             model=model or self.model_path,
+            is_endless=self._shifts,
         )
         options = self._options(
             temperature,
@@ -670,6 +686,7 @@ class Llama:
             echo=False,
             n_probs=(top_logprobs or 0) if logprobs else None,
             model=model or self.model_path,
+            is_endless=self._shifts,
         )
         options = self._options(
             temperature,

@@ -33,11 +33,15 @@ class TokenSequence:
         *,
         keep_all_logits: bool,
         checkpoints: CheckpointRule | None = None,
+        n_keep: int | None = None,
     ) -> None:
+        """n_keep: a full context goes on less tokens after the first `n_keep` (-1: the prompt). None: it ends."""
         self._model = model
         self._engine: _engine.Engine | None = engine
         self._keep_all_logits = keep_all_logits
         self._checkpoints = checkpoints
+        self._n_keep = n_keep
+        self.n_discarded = 0  # tokens that were dropped so
         self._sampling: tuple[SamplingOptions, _engine.Sampler, int] | None = (
             None  # of `sample`; the tokens it has accepted
         )
@@ -241,6 +245,7 @@ class TokenSequence:
         if reset or not tokens:  # the last token's row is drawn from: it is computed, maybe again
             self.reuse(wanted, len(wanted) - 1)
         tokens = wanted[len(self.tokens) :]
+        n_prompt = len(wanted)
         sampler.accept(wanted)
 
         draw = self._draw_from_logits if processors or criteria or self._keep_all_logits else self._draw_in_engine
@@ -251,6 +256,17 @@ class TokenSequence:
             sent = yield drawn
             sampler.accept(sent or ())
             tokens = [drawn.token, *(sent or ())]
+            if self._n_keep is not None and len(self.tokens) + len(tokens) >= self.n_ctx:
+                self._shift(n_prompt if self._n_keep < 0 else self._n_keep)
+
+    def _shift(self, n_keep: int) -> None:
+        """Drop half of the tokens after the first `n_keep`; the server does the same."""
+        n_keep = min(n_keep, self.n_ctx - 4, len(self.tokens) - 2)
+        n_discard = max(1, (len(self.tokens) - n_keep) // 2)
+        self.engine.shift(SEQUENCE, n_keep, n_discard)
+        del self.tokens[n_keep : n_keep + n_discard]
+        self.n_discarded += n_discard
+        self.rows.truncate(n_keep)
 
     def _draw_in_engine(
         self, tokens: list[int], sampler: _engine.Sampler, n_probs: int | None, processors: Sequence[LogitsProcessor]

@@ -48,6 +48,22 @@ def read_seed(value: Any) -> int:
         raise TypeError(f"seed must be an integer, found {type(value).__name__}") from None
 
 
+def read_n_keep(value: Any, tokenizer: Any) -> int:
+    """Tokens that a context shift keeps: a BOS token comes on top; -1 (the whole prompt, with it) stays."""
+    n_keep = read_count("n_keep", value, at_least=-1)
+    return n_keep if n_keep < 0 else n_keep + bool(tokenizer.add_bos)
+
+
+def require_shift(engine: Any, model: Any, *, keeps_all_logits: bool) -> None:
+    """Raises `InvalidArgument` when `context_shift` cannot be had."""
+    if not engine.can_shift:
+        raise InvalidArgument(
+            f"context_shift: tokens of a {model.architecture} model cannot be moved to other positions"
+        )
+    if keeps_all_logits:
+        raise InvalidArgument("context_shift and logits_all exclude each other: logits are kept by position")
+
+
 def cache_type(name: str, value: int | str | None) -> str:
     if value is None:
         return "f16"

@@ -1,7 +1,7 @@
 """`config.json` of a checkpoint: typed access, with errors that name the key."""
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,19 @@ class Config:
             raise self.fault(key, value, "a positive integer")
         return value
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """As `integer`, but there may be none."""
+        return 0 if self._or_default(key, default) == 0 else self.integer(key, default)
+
+    def integers(self, key: str, default: Sequence[int]) -> list[int]:
+        """A list of numbers that are at least 0."""
+        value = self._or_default(key, default)
+        if not isinstance(value, (list, tuple)) or any(
+            type(item) is not int or not 0 <= item < 1 << 31 for item in value
+        ):
+            raise self.fault(key, value, "a list of numbers of at least 0")
+        return list(value)
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self._or_default(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -55,6 +68,16 @@ class Config:
         if not isinstance(value, dict):
             raise self.fault(key, value, "an object")
         return Config(value, f"{self.source}: {key}")
+
+    def text_part(self, defaults: Mapping[str, Any]) -> "Config":
+        """For a multimodal model what `text_config` says, and what stands beside it where that says nothing.
+
+        defaults: for what neither says.
+        """
+        merged = dict(defaults)
+        for values in (self._values, self.section("text_config")._values):
+            merged |= {key: value for key, value in values.items() if value is not None}
+        return Config(merged, self.source)
 
     def require(self, key: str, expected: Any, default: Any) -> None:
         """Refuse a setting whose other values change the arithmetic in ways that the family's GGUF form cannot say."""

@@ -10,9 +10,9 @@ from pyllama.errors import InvalidArgument, ModelError
 from pyllama.gguf import KeyValue, TensorSpec
 
 from .config import Config
-from .families import family_of
+from .families import MTP_CHOICES, family_of
 from .metadata.general import General
-from .safetensors import STORAGE, Checkpoint, StoredTensor
+from .safetensors import FLOATS, Checkpoint, StoredTensor
 from .tensor import FILE_TYPES, Tensor
 from .tokenizer import tokenizer_keys
 
@@ -24,7 +24,8 @@ class Conversion:
 
     outtype: one of `OUT_TYPES`; `auto` keeps the checkpoint's 16-bit type, and takes bf16 for one in f32.
     vocab_only: no tensors; the weights are not looked at. pre: name of the pre-tokenizer instead of the one found.
-    metadata: JSON file of `general.*` keys. Raises `ModelError`, `TokenizerError`, `InvalidArgument`.
+    metadata: JSON file of `general.*` keys. mtp: one of `MTP_CHOICES`; `only` makes a file of the embeddings, the head
+    and the blocks for multi-token prediction. Raises `ModelError`, `TokenizerError`, `InvalidArgument`.
     """
 
     def __init__(
@@ -36,21 +37,30 @@ class Conversion:
         pre: str | None = None,
         model_name: str | None = None,
         metadata: Path | None = None,
+        mtp: str = "keep",
     ) -> None:
         if outtype not in OUT_TYPES:
             raise InvalidArgument(f"outtype is {outtype!r}, expected one of {', '.join(OUT_TYPES)}")
+        if mtp not in MTP_CHOICES:
+            raise InvalidArgument(f"mtp is {mtp!r}, expected one of {', '.join(MTP_CHOICES)}")
         if not folder.is_dir():
             raise InvalidArgument(f"{folder} is not a folder")
         self.folder = folder
         self.vocab_only = vocab_only
+        self.mtp = mtp
         self.family = family_of(Config.read(folder))
         self.checkpoint: Checkpoint | None = None
         self.outtype = outtype
         self.tensors: list[tuple[Tensor, TensorSpec]] = []
         self.n_parameters: int | None = None
-        if not vocab_only:
-            self.checkpoint = Checkpoint(folder)
+        self._table_keys: list[KeyValue] = []
+        if vocab_only:
+            self.family.settle_mtp(mtp, None)
+        else:
+            self.checkpoint = Checkpoint(folder, text_name)
+            self.family.settle_mtp(mtp, self.checkpoint.tensors)
             self._read_tensors(self.checkpoint.tensors)
+            self._table_keys = self.family.table_keys(self.checkpoint)
         self.general = General(folder, self.n_parameters)
         if metadata is not None:
             self.general.override(metadata)
@@ -60,29 +70,33 @@ class Conversion:
 
     @property
     def default_file_name(self) -> str:
-        return self.general.model_name.file_stem("vocab" if self.vocab_only else self.outtype.upper()) + ".gguf"
+        stem = self.general.model_name.file_stem("vocab" if self.vocab_only else self.outtype.upper())
+        return ("mtp-" if self.mtp == "only" else "") + stem + ".gguf"
 
     def _read_tensors(self, stored: Mapping[str, StoredTensor]) -> None:
         tensors = list(self.family.tensors(stored))
-        sources = {name: tensor for tensor in tensors for name in tensor.sources}
+        sources = {
+            name: shape for tensor in tensors for name, shape in zip(tensor.sources, tensor.stored_shapes, strict=True)
+        }
         if missing := sources.keys() - stored.keys():
             raise ModelError(f"{self.folder}: missing {_listed(missing)}")
         extra = [name for name in stored.keys() - sources.keys() if not self.family.is_ignored(name, stored)]
         if extra:
             raise ModelError(f"{self.folder}: not part of a {self.family.architecture} model: {_listed(extra)}")
-        for name, tensor in sources.items():
-            _check(stored[name], tensor)
+        for name, shape in sources.items():
+            _check(stored[name], shape)
         if self.outtype == "auto":
             elements: Counter[str] = Counter()
-            for name, tensor in sources.items():
-                elements[stored[name].dtype] += math.prod(tensor.source_shape)
+            for name, shape in sources.items():
+                elements[stored[name].dtype] += math.prod(shape)
             self.outtype = "f16" if elements.most_common(1)[0][0] == "F16" else "bf16"
-        self.tensors = [(tensor, tensor.spec(self.outtype)) for tensor in tensors]
-        self.n_parameters = sum(math.prod(tensor.source_shape) for tensor in sources.values())
+        written = filter(self.family.is_written, tensors)
+        self.tensors = [(tensor, tensor.spec(self.outtype)) for tensor in written]
+        self.n_parameters = sum(math.prod(shape) for shape in sources.values())
 
     def _all_keys(self, pre: str | None) -> list[KeyValue]:
         family = self.family
-        keys = [*self.general.key_values(family.architecture), *family.key_values()]
+        keys = [*self.general.key_values(family.architecture), *family.key_values(), *self._table_keys]
         if not self.vocab_only:
             keys.append(KeyValue("general.file_type", "u32", FILE_TYPES[self.outtype]))
         keys += tokenizer_keys(self.folder, family.config, family.vocab_size, family.tokenizer_kinds, pre)
@@ -98,15 +112,23 @@ class Conversion:
             self.checkpoint.close()
 
 
-def _check(stored: StoredTensor, tensor: Tensor) -> None:
-    if stored.shape != tensor.source_shape:
+def text_name(name: str) -> str:
+    """The name that a tensor of a multimodal model's text part has where that part stands alone."""
+    for prefix, plain in (("model.language_model.", "model."), ("language_model.", "")):
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
+
+
+def _check(stored: StoredTensor, shape: tuple[int, ...]) -> None:
+    if stored.shape != shape:
         raise ModelError(
             f"{stored.path}: tensor '{stored.name}' has shape {list(stored.shape)}, "
-            f"expected {list(tensor.source_shape)} by config.json"
+            f"expected {list(shape)} by config.json"
         )
-    if stored.dtype not in STORAGE:
+    if stored.dtype not in FLOATS:
         raise ModelError(
-            f"{stored.path}: tensor '{stored.name}' has dtype {stored.dtype}, expected {', '.join(STORAGE)}"
+            f"{stored.path}: tensor '{stored.name}' has dtype {stored.dtype}, expected {', '.join(FLOATS)}"
         )
 
 

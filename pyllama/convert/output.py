@@ -13,7 +13,7 @@ from pyllama._engine import convert_rows, count_non_finite
 from pyllama.errors import ModelError
 from pyllama.gguf import SET_ID, GgufWriter, KeyValue, TensorSpec, file_bytes, shard_path, split_id, type_traits
 
-from .safetensors import Checkpoint
+from .safetensors import STORAGE, Checkpoint, StoredTensor
 from .tensor import Tensor
 
 SLAB_BYTES = 16 << 20
@@ -91,12 +91,12 @@ def _write_tensor(
     columns = tensor.shape[-1]
     non_finite: Counter[str] = Counter()
     for source, source_type, slab in _slabs(tensor, checkpoint):
-        data = slab.reshape(-1).view(np.uint8)
+        data = np.ascontiguousarray(slab).reshape(-1).view(np.uint8)
         if spec.type_name != source_type:
             data = convert_rows(source_type, data.data, spec.type_name, columns)
             non_finite[source] += count_non_finite(spec.type_name, data.data, slab.size)
-        if tensor.shift:
-            data = (data.view(np.float32) + np.float32(tensor.shift)).view(np.uint8)
+        if tensor.compute is not None:
+            data = tensor.compute(data.view(np.float32)).view(np.uint8)
         writer.write(data)
         advance(data.nbytes)
     for source, count in non_finite.items():
@@ -109,15 +109,34 @@ def _write_tensor(
 
 
 def _slabs(tensor: Tensor, checkpoint: Checkpoint | None) -> Iterator[tuple[str, str, NDArray[Any]]]:
-    """Source, type and values of the pieces that make the tensor one after the other."""
+    """Source, type and values `[rows, columns]` of the pieces that make the tensor one after the other."""
     if isinstance(tensor.source, np.ndarray):
         yield tensor.name, "f32", tensor.source
-    for name in tensor.sources:
-        assert checkpoint is not None
-        stored = checkpoint.tensors[name]
-        if tensor.rearrange is None:
-            slabs = checkpoint.rows(stored, SLAB_BYTES)
-        else:
-            slabs = iter([np.ascontiguousarray(tensor.rearrange(checkpoint.whole(stored)))])
-        for slab in slabs:
-            yield name, stored.dtype.lower(), slab
+        return
+    assert checkpoint is not None
+    stored = [checkpoint.tensors[name] for name in tensor.sources]
+    rows = None if tensor.rows is None else tensor.rows()
+    columns = None if tensor.columns is None else tensor.columns()
+    if tensor.side_by_side:
+        types = {source.dtype for source in stored}
+        type_name = types.pop().lower() if len(types) == 1 else "f32"
+        # Equal numbers of rows in each piece, whatever the types.
+        slab_bytes = [SLAB_BYTES * STORAGE[source.dtype].itemsize // 4 for source in stored]
+        pieces = [checkpoint.rows(source, size) for source, size in zip(stored, slab_bytes, strict=True)]
+        for parts in zip(*pieces, strict=True):
+            same = [_as_type(part, source, type_name) for part, source in zip(parts, stored, strict=True)]
+            yield stored[0].name, type_name, np.concatenate(same, axis=1)
+        return
+    for source in stored:
+        is_vector = len(source.shape) == 1
+        for slab in checkpoint.rows(source, SLAB_BYTES, None if is_vector else rows):
+            if is_vector and rows is not None:
+                slab = slab[:, rows]
+            yield source.name, source.dtype.lower(), slab if columns is None else slab[:, columns]
+
+
+def _as_type(slab: NDArray[Any], stored: StoredTensor, type_name: str) -> NDArray[Any]:
+    if stored.dtype.lower() == type_name:
+        return slab
+    data = convert_rows(stored.dtype.lower(), slab.reshape(-1).view(np.uint8).data, "f32", slab.shape[1])
+    return data.view(np.float32).reshape(slab.shape)

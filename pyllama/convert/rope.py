@@ -15,6 +15,8 @@ from .config import Config
 logger = logging.getLogger(__name__)
 
 _BASIC = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+# Positions of three axes; what they say is the family's to read, and ordinary text does not depend on it.
+_AXES = {"mrope_section", "mrope_interleaved"}
 # What each kind of scaling may say. A setting outside the list would be lost.
 _KNOWN = {
     "default": _BASIC,
@@ -24,6 +26,11 @@ _KNOWN = {
     | {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "finetuned"},
     "llama3": _BASIC | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
 }
+
+
+def rope_section(config: Config) -> Config:
+    """The rotary settings in either spelling; empty where there are none."""
+    return config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,21 +43,23 @@ class Rope:
     context_length: int
 
     @classmethod
-    def read(cls, config: Config, kinds: Collection[str], scaling: Config | None = None) -> "Rope":
+    def read(
+        cls, config: Config, kinds: Collection[str], scaling: Config | None = None, *, has_axes: bool = False
+    ) -> "Rope":
         """Both spellings: `rope_parameters`, and `rope_theta` beside `rope_scaling`; or the given section.
 
-        kinds: what may be used.
+        kinds: what may be used. has_axes: of a family with positions of three axes and heads that rotate in part.
         """
         if scaling is None:
-            scaling = config.section("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+            scaling = rope_section(config)
         base = scaling.number("rope_theta", config.number("rope_theta", 10000.0))
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind not in kinds:
             raise scaling.fault("rope_type", kind, f"one of {', '.join(kinds)}")
-        for key in scaling.keys() - _KNOWN[kind]:
+        for key in scaling.keys() - _KNOWN[kind] - (_AXES if has_axes else set()):
             if scaling.get(key) is not None:
                 raise scaling.fault(key, scaling.get(key), f"no such setting with {kind} scaling")
-        for settings in (config, scaling):
+        for settings in () if has_axes else (config, scaling):
             settings.require("partial_rotary_factor", 1.0, 1.0)
         return cls(base, kind, scaling, config.integer("max_position_embeddings"))
 

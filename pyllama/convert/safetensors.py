@@ -6,7 +6,7 @@ A file is: header length (u64), header (JSON: name -> dtype, shape, [begin, end]
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,10 @@ _DTYPE_BYTES = {
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 
-STORAGE: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+FLOATS = ("F32", "F16", "BF16")
+STORAGE: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "I64": np.dtype("<i8"),
+}  # fmt: skip
 """Element type in which the values of a dtype are handed out. NumPy has no bf16: its bits come as u16."""
 
 
@@ -42,44 +45,67 @@ class StoredTensor(NamedTuple):
 
 
 class Checkpoint:
-    """All tensors of a folder, by name. A context manager; raises `ModelError` naming the file and its fault."""
+    """All tensors of a folder, by name. A context manager; raises `ModelError` naming the file and its fault.
 
-    def __init__(self, folder: Path) -> None:
+    rename: from the name in the file to the key in `tensors`.
+    """
+
+    def __init__(self, folder: Path, rename: Callable[[str], str] = str) -> None:
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self._descriptors: dict[Path, int] = {}
         for path in _weight_files(folder):
             for tensor in read_header(path):
-                if tensor.name in self.tensors:
-                    other = self.tensors[tensor.name].path.name
+                name = rename(tensor.name)
+                if name in self.tensors:
+                    other = self.tensors[name].path.name
                     raise ModelError(f"{path}: tensor '{tensor.name}' is also in {other}")
-                self.tensors[tensor.name] = tensor
+                self.tensors[name] = tensor
 
-    def rows(self, tensor: StoredTensor, slab_bytes: int) -> Iterator[NDArray[Any]]:
-        """The tensor as `[rows, columns]` in pieces of whole rows, about `slab_bytes` at most; see `STORAGE`."""
+    def rows(
+        self, tensor: StoredTensor, slab_bytes: int, order: NDArray[np.int64] | None = None
+    ) -> Iterator[NDArray[Any]]:
+        """The tensor as `[rows, columns]` in pieces of whole rows, about `slab_bytes` at most; see `STORAGE`.
+
+        order: the rows that are wanted, one after the other (default: all). Rows that follow each other in the file are
+        read at once.
+        """
         columns = tensor.shape[-1] if tensor.shape else 1
         row_bytes = columns * _DTYPE_BYTES[tensor.dtype]
-        rows_per_slab = max(1, slab_bytes // row_bytes)
-        for begin in range(0, tensor.n_bytes, rows_per_slab * row_bytes):
-            size = min(rows_per_slab * row_bytes, tensor.n_bytes - begin)
-            yield np.frombuffer(self._read(tensor, begin, size), STORAGE[tensor.dtype]).reshape(-1, columns)
+        n_rows = (tensor.n_bytes // row_bytes if row_bytes else 0) if order is None else len(order)
+        per_slab = max(1, slab_bytes // max(1, row_bytes))
+        for begin in range(0, n_rows, per_slab):
+            end = min(begin + per_slab, n_rows)
+            if order is None:
+                runs = [(begin, end - begin)]
+            else:
+                wanted = order[begin:end]
+                starts = np.concatenate([[0], 1 + np.flatnonzero(np.diff(wanted) != 1), [len(wanted)]])
+                runs = [(int(wanted[start]), int(stop - start)) for start, stop in pairwise(starts)]
+            data = bytearray((end - begin) * row_bytes)
+            view, done = memoryview(data), 0
+            for first, count in runs:
+                self._read(tensor, first * row_bytes, view[done : done + count * row_bytes])
+                done += count * row_bytes
+            yield np.frombuffer(data, STORAGE[tensor.dtype]).reshape(-1, columns)
 
     def whole(self, tensor: StoredTensor) -> NDArray[Any]:
         """All values in the tensor's own shape; see `STORAGE`."""
-        return np.frombuffer(self._read(tensor, 0, tensor.n_bytes), STORAGE[tensor.dtype]).reshape(tensor.shape)
+        data = bytearray(tensor.n_bytes)
+        self._read(tensor, 0, memoryview(data))
+        return np.frombuffer(data, STORAGE[tensor.dtype]).reshape(tensor.shape)
 
-    def _read(self, tensor: StoredTensor, begin: int, size: int) -> bytearray:
+    def _read(self, tensor: StoredTensor, begin: int, view: memoryview) -> None:
+        """Fill `view` with the bytes of the tensor from `begin` on."""
         descriptor = self._descriptors.get(tensor.path)
         if descriptor is None:
             descriptor = self._descriptors[tensor.path] = os.open(tensor.path, os.O_RDONLY | os.O_CLOEXEC)
-        data = bytearray(size)
-        view, done = memoryview(data), 0
-        while done < size:
+        done = 0
+        while done < len(view):
             count = os.preadv(descriptor, [view[done:]], tensor.offset + begin + done)
             if count == 0:
                 raise ModelError(f"{tensor.path}: ends inside tensor '{tensor.name}'")
             done += count
-        return data
 
     def close(self) -> None:
         for descriptor in self._descriptors.values():

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,22 +12,30 @@ from pyllama.gguf import TensorSpec, type_traits
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 """Output types, and their numbers in `general.file_type`."""
 
+Order = Callable[[], NDArray[np.int64]]
+"""Positions in a source by position in the tensor; computed when it is written, because experts have many rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor of the GGUF file and where its values come from.
 
-    shape: row-major, as in the checkpoint. source: a tensor of the checkpoint with that shape, several that are stacked
-    along its first axis, or the values.
-    rearrange: moves elements about, whatever their type; the shape stays. shift: added to the values of a tensor that
-    stays F32.
+    shape: row-major. source: a tensor of the checkpoint, several that follow each other, or the values.
+    source_shapes: one of each source, where they are not `shape` (of several: `shape` without its first axis).
+    side_by_side: the rows of several sources are joined, instead of the sources being stacked.
+    rows, columns: which rows, and which elements of each row, are taken and in what order. A source is seen as
+    `[rows, columns]` with its last axis as the columns; the rows of a vector are its elements.
+    compute: applied to the values of a tensor that stays F32.
     """
 
     name: str
     shape: tuple[int, ...]
     source: str | tuple[str, ...] | NDArray[np.float32]
-    rearrange: Callable[[NDArray[Any]], NDArray[Any]] | None = None
-    shift: float = 0.0
+    rows: Order | None = None
+    columns: Order | None = None
+    source_shapes: tuple[tuple[int, ...], ...] | None = None
+    side_by_side: bool = False
+    compute: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -38,9 +45,11 @@ class Tensor:
         return (self.source,) if isinstance(self.source, str) else self.source
 
     @property
-    def source_shape(self) -> tuple[int, ...]:
-        """Of each of `sources`."""
-        return self.shape[1:] if isinstance(self.source, tuple) else self.shape
+    def stored_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Those that `sources` must have."""
+        if self.source_shapes is not None:
+            return self.source_shapes
+        return (self.shape[1:] if isinstance(self.source, tuple) else self.shape,) * len(self.sources)
 
     @property
     def n_elements(self) -> int:
@@ -48,12 +57,17 @@ class Tensor:
 
     @property
     def stays_f32(self) -> bool:
-        """Vectors, norms, biases and routers are small and decide much: they are never rounded."""
+        """Vectors, norms, biases, routers and short convolutions are small and decide much: they are never rounded."""
         is_matrix = len(self.shape) > 1 and self.name.endswith(".weight")
-        return not is_matrix or self.name.endswith(("_norm.weight", "ffn_gate_inp.weight"))
+        return not is_matrix or self.name.endswith(("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight"))
 
     def spec(self, outtype: str) -> TensorSpec:
         type_name = "f32" if self.stays_f32 else outtype
         if self.shape[-1] % type_traits[type_name].block_values:
             type_name = "f16"
         return TensorSpec(self.name, type_name, self.shape[::-1])
+
+
+def plus_one(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """For norm weights that checkpoints store less 1."""
+    return values + np.float32(1.0)

@@ -42,9 +42,11 @@ def stream_answer(
 ) -> Answer:
     """Show the chunks of `start()` (chat or plain completion dictionaries). The library's errors pass through.
 
-    llama: read for the lengths of its sequence (`n_tokens`, `input_ids`) before, at the first text and after.
+    llama: read for the lengths of its sequence (`n_tokens`, `input_ids`) before, at the first text and after, and for
+    what context shifts dropped of it (`n_discarded`).
     """
     before = llama.input_ids
+    n_discarded = llama.n_discarded
     pieces: list[str] = []
     n_first = None
     started = first = time.perf_counter()
@@ -72,10 +74,11 @@ def stream_answer(
                 close()
     ended = time.perf_counter()
     after = llama.input_ids
+    n_after = len(after) + llama.n_discarded - n_discarded
     if n_first is None:  # no text at all: everything was prompt
-        first, n_first = ended, len(after)
+        first, n_first = ended, n_after
     reused = next((i for i, (old, new) in enumerate(zip(before, after)) if old != new), min(len(before), len(after)))  # noqa: B905
-    speed = Speed(n_first - min(reused, n_first), first - started, len(after) - n_first, ended - first)
+    speed = Speed(n_first - min(reused, n_first), first - started, n_after - n_first, ended - first)
     return Answer("".join(pieces), interrupted, speed)
 
 

@@ -25,6 +25,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if options.model is None:
         raise InvalidArgument("no model given; use convert-hf-to-gguf FOLDER")
+    if options.mtp and options.no_mtp:
+        raise InvalidArgument("--mtp and --no-mtp exclude each other")
     for given, name in ((options.no_lazy, "--no-lazy"), (options.use_temp_file, "--use-temp-file")):
         if given:
             print(f"warning: {name} has no effect: tensors are always streamed", file=sys.stderr)
@@ -38,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
             pre=options.pre,
             model_name=options.model_name,
             metadata=options.metadata,
+            mtp="only" if options.mtp else "drop" if options.no_mtp else "keep",
         ) as conversion,
     ):
         path = output_path(options.outfile, conversion)
@@ -123,6 +126,8 @@ def _parser() -> ArgumentParser:
     add("--dry-run", action="store_true", help="print the files that would be written")
     add("--metadata", type=Path, metavar="FILE", help="JSON file of general.* keys that replace those found")
     add("--model-name", metavar="NAME", help="name of the model instead of the folder's")
+    add("--mtp", action="store_true", help="write only the blocks for multi-token prediction, to mtp-NAME.gguf")
+    add("--no-mtp", action="store_true", help="leave out the blocks for multi-token prediction")
     add("--pre", metavar="NAME", help="tokenizer.ggml.pre, when the pre-tokenizer is not recognised")
     add("--print-supported-models", action="store_true", help="list the architectures that can be converted")
     add("--verbose", action="store_true", help="print every key and tensor")

@@ -28,6 +28,8 @@ def load_llama(options: Options) -> Any:
         cache_ram=options.cache_ram if options.given("cache_ram") else None,
         ctx_checkpoints=max(0, options.ctx_checkpoints),
         swa_full=options.swa_full,
+        context_shift=options.context_shift,
+        n_keep=options.keep,
         seed=options.seed,
         kv_overrides=dict(options.override_kv),
         last_n_tokens_size=options.repeat_last_n,

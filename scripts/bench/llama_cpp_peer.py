@@ -100,6 +100,19 @@ class LlamaCppPeer:
         answer = self.post("/completion", body)
         return [(entry["id"], entry["logprob"]) for entry in answer["completion_probabilities"][0]["top_logprobs"]]
 
+    def token_logprob(self, tokens: list[int], token: int) -> float:
+        """Natural log-probability of `token` after `tokens`, before any sampler.
+
+        A bias has it drawn, so that a text scored token by token is evaluated only once.
+        """
+        body = {"prompt": tokens, "n_predict": 1, "n_probs": 1, "temperature": 0.0, "cache_prompt": True}
+        body["logit_bias"] = [[token, 1000.0]]
+        answer = self.post("/completion", body)
+        entries = answer.get("completion_probabilities") or []
+        if len(entries) != 1 or entries[0]["id"] != token:
+            raise PeerError(f"llama.cpp gave no probability of token {token}: {str(entries)[:200]}")
+        return entries[0]["logprob"]
+
     def greedy(self, tokens: list[int], n_predict: int) -> list[int]:
         """Greedy continuation of `tokens`, `n_predict` tokens at most."""
         body = {

@@ -22,6 +22,7 @@ class ScriptedLlama:
     """Answers `echo N: <last message>` word by word; one token per word. Records what it was asked."""
 
     def __init__(self, metadata=None):
+        self.n_discarded = 0
         self.metadata = {"tokenizer.chat_template": "x"} if metadata is None else metadata
         self.conversations: list[list[dict[str, str]]] = []
         self.prompts: list[str] = []

@@ -45,6 +45,16 @@ def test_greedy_completion_is_repeatable_and_starts_with_the_prompt(call, tiny_l
     assert first.stdout == second.stdout
 
 
+def test_an_answer_goes_on_beyond_the_context_with_context_shift(call, tiny_llama_path):
+    argv = ("-m", tiny_llama_path, "-no-cnv", "-p", "hello", "-n", "600", "-c", "256", "--temp", "0", "--ignore-eos")
+    argv = (*argv, "--logit-bias", "68+1000")
+    short, long = call("cli", *argv), call("cli", *argv, "--context-shift", "--keep", "5")
+    assert (short.returncode, long.returncode) == (0, 0), long.stderr
+    assert long.stdout == "hello" + "A" * 600 + "\n"
+    assert len(short.stdout) < len("hello") + 256 + len("\n")
+    assert "Generation: -" not in long.stderr
+
+
 def test_a_greedy_answer_made_again_is_the_same(call, tiny_llama_path):
     argv = ("-m", tiny_llama_path, "-c", "1024", "-n", "4", "--temp", "0", "--ignore-eos")
     done = call("cli", *argv, stdin="the " * 100 + "\n/regen\n")

@@ -263,8 +263,37 @@ def test_added_token_without_an_embedding_is_left_out(tmp_path: Path, capsys: py
     assert "token 304, '<image>', is beyond the model's vocab_size and is left out" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("prefixes", [("language_model.", ""), ("model.language_model.", "model.")], ids=["old", "new"])
+def test_text_part_of_a_multimodal_gemma_is_that_of_the_text_model(tmp_path: Path, prefixes: tuple[str, str]) -> None:
+    """The configuration leaves out what transformers takes for granted."""
+    taken_for_granted = ("hidden_activation", "tie_word_embeddings", "rope_theta", "sliding_window_pattern")
+    config = CONFIGS["gemma3"] | {"rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "head_dim": 256}
+    folder = write_checkpoint(tmp_path, config)
+    assert run(folder, "--outfile", folder / "text.gguf") == 0
+    inner = {key: value for key, value in config.items() if key not in (*taken_for_granted, "rms_norm_eps", "head_dim")}
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": inner}
+    write_json(folder / "config.json", outer)
+    text, vision = prefixes
+    tensors = {
+        text + (name if text == "language_model." else name.removeprefix("model.")): values
+        for name, values in checkpoints.weights(config).items()
+    }
+    for name in ("vision_tower.vision_model.embeddings.patch_embedding.bias", "multi_modal_projector.mm_input"):
+        tensors[vision + name] = np.zeros(3, np.float32)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
+    assert run(folder, "--outfile", folder / "multimodal.gguf") == 0
+    assert (folder / "multimodal.gguf").read_bytes() == (folder / "text.gguf").read_bytes()
+
+
 def test_supported_architectures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--print-supported-models") == 0
     listed = capsys.readouterr().out.split()
-    names = ("Gemma3", "Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe")
-    assert listed == [f"{name}ForCausalLM" for name in names]
+    text, multimodal = (
+        ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3", "Qwen3Moe"),
+        ("Qwen3_5", "Qwen3_5Moe", "Qwen4Exp"),
+    )
+    assert listed == [
+        *("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
+        *(f"{name}ForCausalLM" for name in text),
+        *(f"{name}For{task}" for name in multimodal for task in ("ConditionalGeneration", "CausalLM")),
+    ]

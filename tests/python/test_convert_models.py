@@ -7,8 +7,9 @@ engine and, for a variant of each family, by llama.cpp.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -19,13 +20,22 @@ from bench.llama_cpp_peer import LlamaCppPeer, peer_is_installed
 from pyllama._engine import Engine, GgufFile, Model, dequantize
 from pyllama.tools.convert_hf_to_gguf import main
 from support import checkpoints
-from support.checkpoints import CONFIGS, golden_tokens, write_checkpoint
+from support.checkpoints import CONFIGS, golden_columns, golden_tokens, write_checkpoint
+from support.converted_tensors import expected_tensors
+from support.hybrid_checkpoints import HYBRID_CONFIGS, text_config
 from support.logits import kl_divergence, log_softmax, position_logits
+from support.qwen35_forward import Qwen35Forward
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "convert" / "logits.npz"
-PEER_RUNS = ("gemma3", "gemma3-capped", "llama-llama3", "mixtral", "qwen2-tied-yarn", "qwen3", "qwen3moe")
+PEER_RUNS = (
+    *("gemma3", "gemma3-capped", "llama-llama3", "mixtral", "qwen2-tied-yarn", "qwen3", "qwen3moe"),
+    *("qwen35", "qwen35-wide-heads", "qwen35-multimodal-tied", "qwen35moe", "qwen4exp", "qwen4exp-multimodal-plain"),
+)
+EVERYWHERE = slice(None)
+ROUTERS_AND_CONVOLUTIONS = ("ffn_gate_inp.weight", "ssm_conv1d.weight")
 # With F32 weights and KV the engine measures 2e-12. llama.cpp keeps K and V in F16: 3e-6.
 MAX_KL_F32 = 1e-10
+MAX_DISTANCE = 1e-4  # measured: 3e-5
 MAX_KL_F16_KV = 2e-5
 
 
@@ -35,103 +45,79 @@ def convert(folder: Path, *arguments: str, outtype: str = "f32") -> Path:
     return path
 
 
-def engine_logits(path: Path) -> NDArray[np.float32]:
+def kl_to_golden(variant: str, logits: NDArray[np.float32], positions: slice = EVERYWHERE) -> float:
+    """Mean over the positions, and over the tokens of which golden logits are kept."""
+    with np.load(GOLDEN) as goldens:
+        golden = log_softmax(goldens[variant][positions])
+    ids = np.tile(np.arange(golden.shape[1]), (len(golden), 1))
+    return float(kl_divergence(ids, golden, logits[:, golden_columns(CONFIGS[variant])]).mean())
+
+
+def distance_to_golden(variant: str, logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Relative to the golden logits' length, at each position."""
+    with np.load(GOLDEN) as goldens:
+        golden = goldens[variant].astype(np.float64)
+    difference = logits[:, golden_columns(CONFIGS[variant])] - golden
+    return np.linalg.norm(difference, axis=1) / np.linalg.norm(golden, axis=1)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Engine]:
     model = Model(path)
     engine = Engine(model, n_ctx=256, n_threads=1, type_k="f32", type_v="f32")
-    logits = position_logits(engine, golden_tokens())
+    yield engine
     engine.close()
     model.close()
-    return logits
 
 
-def kl_to_golden(variant: str, logits: NDArray[np.float32]) -> float:
-    with np.load(GOLDEN) as goldens:
-        golden = log_softmax(goldens[variant])
-    ids = np.tile(np.arange(golden.shape[1]), (len(golden), 1))
-    return float(kl_divergence(ids, golden, logits).mean())
+def engine_logits(path: Path) -> NDArray[np.float32]:
+    with opened(path) as engine:
+        return position_logits(engine, golden_tokens())
 
 
 @pytest.mark.parametrize("variant", CONFIGS)
-def test_engine_computes_the_logits_of_transformers(tmp_path: Path, variant: str) -> None:
+def test_engine_computes_the_logits_of_transformers_however_the_prompt_is_cut(tmp_path: Path, variant: str) -> None:
     path = convert(write_checkpoint(tmp_path, CONFIGS[variant]))
-    assert kl_to_golden(variant, engine_logits(path)) < MAX_KL_F32
+    tokens = golden_tokens(CONFIGS[variant])
+    with opened(path) as engine:
+        for chunk in (None, 7, 1):
+            logits = position_logits(engine, tokens, chunk=chunk)
+            assert distance_to_golden(variant, logits).max() < MAX_DISTANCE, f"chunks of {chunk}"
+            assert kl_to_golden(variant, logits) < MAX_KL_F32, f"chunks of {chunk}"
 
 
 @pytest.mark.skipif(not peer_is_installed(), reason="needs the xllamacpp wheel")
 @pytest.mark.parametrize("variant", PEER_RUNS)
 def test_llama_cpp_computes_the_logits_of_transformers(tmp_path: Path, variant: str) -> None:
     path = convert(write_checkpoint(tmp_path, CONFIGS[variant]))
-    n_vocab = CONFIGS[variant]["vocab_size"]
-    tokens = golden_tokens()
+    n_vocab = text_config(CONFIGS[variant])["vocab_size"]
+    tokens = golden_tokens(CONFIGS[variant])
+    # It computes a whole text again for each position of a model with a recurrent state.
+    positions = slice(5, None, 12) if variant in HYBRID_CONFIGS else EVERYWHERE
     with LlamaCppPeer(path, n_ctx=256, n_threads=1) as peer:
-        rows = [peer.next_token_logprobs(tokens[: length + 1], n_vocab) for length in range(len(tokens))]
+        lengths = range(1, len(tokens) + 1)[positions]
+        rows = [peer.next_token_logprobs(tokens[:length], n_vocab) for length in lengths]
     logprobs = np.zeros((len(rows), n_vocab), np.float32)
     for row, listed in zip(logprobs, rows, strict=True):
         assert len(listed) == n_vocab
         row[[token for token, _ in listed]] = [value for _, value in listed]
-    assert kl_to_golden(variant, logprobs) < MAX_KL_F16_KV
+    assert kl_to_golden(variant, logprobs, positions) < MAX_KL_F16_KV
+
+
+@pytest.mark.parametrize(
+    "variant", [name for name in HYBRID_CONFIGS if name.startswith("qwen35") and "yarn" not in name]
+)
+def test_plain_restatement_computes_the_logits_of_transformers(tmp_path: Path, variant: str) -> None:
+    """What other tests take for the truth about `qwen35` is held against an implementation of other hands."""
+    path = convert(write_checkpoint(tmp_path, CONFIGS[variant]))
+    logits = Qwen35Forward(path).logits(golden_tokens(CONFIGS[variant]))
+    assert distance_to_golden(variant, logits).max() < 1e-4
 
 
 @pytest.mark.parametrize("other", ["llama", "llama-linear", "llama-yarn"])
 def test_comparison_tells_the_kinds_of_rope_scaling_apart(tmp_path: Path, other: str) -> None:
     path = convert(write_checkpoint(tmp_path, CONFIGS[other]))
     assert kl_to_golden("llama-llama3", engine_logits(path)) > 1e3 * MAX_KL_F16_KV
-
-
-def expected_name(name: str, *, is_gemma3: bool = False) -> str:
-    """GGUF name of a tensor of the checkpoint, spelled out independently of the converter."""
-    if name.startswith("model.layers."):
-        _, _, layer, *rest = name.split(".")
-        part = ".".join(rest[:-1])
-        table = {
-            "input_layernorm": "attn_norm",
-            "post_attention_layernorm": "ffn_norm",
-            "self_attn.o_proj": "attn_output",
-        }
-        table |= {f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"} | {
-            f"self_attn.{x}_norm": f"attn_{x}_norm" for x in "qk"
-        }
-        table |= {f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")}
-        table |= {"mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp"}
-        if is_gemma3:
-            table |= {
-                "post_attention_layernorm": "post_attention_norm",
-                "pre_feedforward_layernorm": "ffn_norm",
-                "post_feedforward_layernorm": "post_ffw_norm",
-            }
-        if ".experts." in name:
-            mixtral = {"w1": "gate", "w2": "down", "w3": "up"}
-            part = f"ffn_{mixtral.get(rest[-2], rest[-2].removesuffix('_proj'))}_exps"
-            return f"blk.{layer}.{part}.{rest[-1]}"
-        return f"blk.{layer}.{table[part]}.{rest[-1]}"
-    names = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
-    return names[name] + ".weight"
-
-
-def expected_tensors(config: dict[str, Any]) -> dict[str, NDArray[np.float32]]:
-    is_gemma3 = config["model_type"] == "gemma3_text"
-    tensors: dict[str, NDArray[np.float32]] = {}
-    experts: dict[str, list[NDArray[np.float32]]] = {}
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for source, values in checkpoints.weights(config).items():
-        name = expected_name(source, is_gemma3=is_gemma3)
-        part = name.split(".")[-2]
-        if config["model_type"] in ("llama", "mistral", "mixtral") and part in heads:
-            size = len(values) // heads[part]
-            order = [
-                head * size + half * size // 2 + pair
-                for head in range(heads[part])
-                for pair in range(size // 2)
-                for half in range(2)
-            ]
-            values = values[order]
-        if is_gemma3 and name.endswith("_norm.weight"):
-            values = values + np.float32(1)
-        if ".experts." in source:
-            experts.setdefault(name, []).append(values)
-        else:
-            tensors[name] = values
-    return tensors | {name: np.stack(values) for name, values in experts.items()}
 
 
 @pytest.mark.parametrize("variant", CONFIGS)
@@ -146,29 +132,25 @@ def test_every_tensor_holds_the_values_of_the_checkpoint(tmp_path: Path, variant
 
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-@pytest.mark.parametrize("variant", ["qwen3", "qwen3moe"])
+@pytest.mark.parametrize("variant", ["qwen3", "qwen3moe", "qwen4exp"])
 def test_matrices_are_rounded_to_the_output_type_and_vectors_and_routers_stay_f32(
     tmp_path: Path, variant: str, dtype: str, outtype: str
 ) -> None:
     config = CONFIGS[variant]
     path = convert(write_checkpoint(tmp_path, config, dtype=dtype), outtype=outtype)
-    target = gguf.GGMLQuantizationType[outtype.upper()]
     file = GgufFile(path)
-    expected = expected_tensors(config)
+    expected = expected_tensors(config, dtype)
     for tensor in gguf.GGUFReader(path).tensors:
-        source = expected[tensor.name]
-        if dtype == "BF16":
-            bits = checkpoints.bf16_bits(source)
-            source = (bits.astype(np.uint32) << 16).view(np.float32)
-        elif dtype == "F16":
-            source = source.astype(np.float16).astype(np.float32)
-        if source.ndim == 1 or tensor.name.endswith("ffn_gate_inp.weight"):
+        source = np.ascontiguousarray(expected[tensor.name])
+        if source.ndim == 1 or tensor.name.endswith(ROUTERS_AND_CONVOLUTIONS):
             assert tensor.tensor_type == gguf.GGMLQuantizationType.F32
             np.testing.assert_array_equal(tensor.data.reshape(source.shape), source)
         else:
+            type_name = outtype if outtype != "q8_0" or source.shape[-1] % 32 == 0 else "f16"
+            target = gguf.GGMLQuantizationType[type_name.upper()]
             assert tensor.tensor_type == target
             rounded = gguf.quants.dequantize(gguf.quants.quantize(source, target), target)
-            found = dequantize(outtype, file.tensor_bytes(tensor.name), source.size)
+            found = dequantize(type_name, file.tensor_bytes(tensor.name), source.size)
             np.testing.assert_array_equal(found.reshape(source.shape), rounded, err_msg=tensor.name)
     assert file.metadata["general.file_type"] == {"f16": 1, "bf16": 32, "q8_0": 7}[outtype]
 

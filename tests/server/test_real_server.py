@@ -39,6 +39,8 @@ def server(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "--alias",
         "smol",
         "--metrics",
+        "--cache-ram",
+        "64",
     )
     try:
         process.wait_ready()
@@ -426,7 +428,10 @@ def resident_bytes(process_id: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see the memory of a process")
 def test_clients_that_come_and_go_leave_all_slots_free_and_memory_flat(server: ServerProcess) -> None:
-    """Twice the same load of 8 clients with 20 requests each, some of which leave early."""
+    """Twice the same load of 8 clients with 20 requests each, some of which leave early.
+
+    The first load fills the prompt cache to its limit.
+    """
 
     def client(number: int) -> None:
         rng = random.Random(number)

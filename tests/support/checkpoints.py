@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from support.hybrid_checkpoints import APART, HYBRID_CONFIGS, hybrid_tokens, hybrid_weights, is_hybrid
 from support.tiny_llama import CHAT_TEMPLATE, byte_level_vocabulary
 
 VOCAB_SIZE = 304  # some rows beyond the tokens, as published models have
@@ -112,6 +113,32 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         },
         "final_logit_softcapping": 4.0,
     },
+    # Sizes that are multiples of little, and heads that share nothing or everything.
+    "llama-odd": {
+        **_LLAMA,
+        **{"hidden_size": 60, "intermediate_size": 100, "num_attention_heads": 5, "num_key_value_heads": 5},
+    },
+    "qwen2-odd": {
+        **_QWEN2,
+        **{"hidden_size": 54, "intermediate_size": 70, "num_attention_heads": 3, "num_key_value_heads": 1},
+    },
+    "qwen3-odd": {**_QWEN3, **{"hidden_size": 50, "intermediate_size": 90, "head_dim": 22, "num_key_value_heads": 1}},
+    "qwen3moe-odd": {
+        **_QWEN3MOE,
+        **{"hidden_size": 44, "head_dim": 20, "num_experts": 5, "num_experts_per_tok": 4, "moe_intermediate_size": 20},
+    },
+    "mixtral-odd": {
+        **_MIXTRAL,
+        **{"hidden_size": 36, "intermediate_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3},
+        **{"num_local_experts": 3, "num_experts_per_tok": 3},
+    },
+    "gemma3-odd": {
+        **_GEMMA3,
+        **{"hidden_size": 54, "intermediate_size": 62, "num_attention_heads": 3, "num_key_value_heads": 3},
+        **{"head_dim": 10, "query_pre_attn_scalar": 10, "num_hidden_layers": 3, "sliding_window": 5},
+        **{"rope_theta": 1000000.0, "sliding_window_pattern": 2},
+    },
+    **HYBRID_CONFIGS,
 }
 
 QWEN2_PATTERN = (
@@ -121,12 +148,22 @@ LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
-def golden_tokens() -> list[int]:
+def golden_tokens(config: Mapping[str, Any] | None = None) -> list[int]:
+    """More for a model with a recurrent state."""
+    if config is not None and is_hybrid(config):
+        return hybrid_tokens()
     return np.random.default_rng(11).integers(3, 300, N_TOKENS).tolist()
 
 
-def weights(config: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
+def golden_columns(config: Mapping[str, Any]) -> slice:
+    """The tokens of which golden logits are kept: all, or of long texts every sixth."""
+    return slice(None, None, 6 if is_hybrid(config) else 1)
+
+
+def weights(config: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """All tensors of the model, of a spread that makes attention scores and logits anything but flat."""
+    if is_hybrid(config):
+        return hybrid_weights(config, experts_apart=any(config is HYBRID_CONFIGS[variant] for variant in APART))
     rng = np.random.default_rng(20260101)
     hidden = config["hidden_size"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -192,6 +229,7 @@ def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 def safetensors_bytes(tensors: Mapping[str, NDArray[Any]], **header_changes: Any) -> bytes:
     """A file of these tensors; u16 arrays are taken for bf16. header_changes replace entries of the header."""
     names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
+    names[np.dtype(np.int64)] = "I64"
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts, offset = [], 0
     for name, values in tensors.items():
@@ -267,14 +305,24 @@ def write_checkpoint(
     tensors: dict[str, NDArray[Any]] = dict(weights(config))
     if dtype != "F32":
         tensors = {
-            name: bf16_bits(values) if dtype == "BF16" else values.astype(np.float16)
+            name: values
+            if values.dtype == np.int64
+            else bf16_bits(values)
+            if dtype == "BF16"
+            else values.astype(np.float16)
             for name, values in tensors.items()
         }
     (folder / "model.safetensors").write_bytes(safetensors_bytes(tensors))
     write_json(folder / "config.json", config)
+    write_tokenizer(folder, tokenizer, tokenizer_config)
+    return folder
+
+
+def write_tokenizer(
+    folder: Path, tokenizer: Mapping[str, Any] | None = None, tokenizer_config: Mapping[str, Any] | None = None
+) -> None:
     write_json(folder / "tokenizer.json", tokenizer or tokenizer_json())
     write_json(folder / "tokenizer_config.json", TOKENIZER_CONFIG if tokenizer_config is None else tokenizer_config)
-    return folder
 
 
 def write_json(path: Path, value: Any) -> None:

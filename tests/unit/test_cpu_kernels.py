@@ -53,7 +53,8 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 def sources() -> list[Path]:
     """All engine sources that the CPU backend and the reference need, and the driver."""
     engine = [ENGINE / "base" / name for name in ("thread_pool.cpp", "thread_settings.cpp", "cpu_features.cpp")]
-    rooms = ("parallel", "quants", "tensor", "ops", "cpu")
+    engine.append(ENGINE / "parallel" / "collective.cpp")
+    rooms = ("quants", "tensor", "ops", "cpu")
     engine += [path for room in rooms for path in sorted((ENGINE / room).glob("*.cpp"))]
     if not IS_X86:
         engine = [path for path in engine if "avx" not in path.name]

@@ -6,15 +6,22 @@ To add one: a class with the members of `dense.DenseFamily`, and its name in `FA
 from pyllama.errors import ModelError
 
 from ..config import Config
-from .dense import DenseFamily
+from .dense import MTP_CHOICES, DenseFamily
 from .gemma3 import Gemma3
 from .llama import Llama
 from .mixtral import Mixtral
 from .qwen2 import Qwen2
 from .qwen3 import Qwen3
 from .qwen3moe import Qwen3Moe
+from .qwen4exp import Qwen4Exp
+from .qwen35 import Qwen35
+from .qwen35moe import Qwen35Moe
 
-FAMILIES: tuple[type[DenseFamily], ...] = (Gemma3, Llama, Mixtral, Qwen2, Qwen3, Qwen3Moe)
+FAMILIES: tuple[type[DenseFamily], ...] = (
+    Gemma3, Llama, Mixtral, Qwen2, Qwen3, Qwen3Moe, Qwen35, Qwen35Moe, Qwen4Exp,
+)  # fmt: skip
+
+__all__ = ["FAMILIES", "MTP_CHOICES", "DenseFamily", "family_of", "supported"]
 
 
 def family_of(config: Config) -> DenseFamily:
@@ -30,7 +37,7 @@ def family_of(config: Config) -> DenseFamily:
         raise ModelError(
             f"{config.source}: architecture {names[0]!r} is not supported; supported are {', '.join(supported())}"
         )
-    return found[0](config)
+    return found[0](config.text_part(found[0].defaults))
 
 
 def supported() -> list[str]:

@@ -4,15 +4,18 @@ of their own.
 Checkpoints store norm weights less 1, files store them whole.
 """
 
-from collections.abc import Container, Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any, ClassVar
 
 from pyllama.gguf import KeyValue
 
 from ..config import Config
 from ..rope import Rope
-from ..tensor import Tensor
-from .dense import DenseFamily
+from ..safetensors import StoredTensor
+from ..tensor import Tensor, plus_one
+from .dense import DenseFamily, Layer
 
 _PERIOD = 6  # of layers, the last of which sees everything; what loaders take for granted
 _DEEPEST = 62  # the 27B model: loaders know it by its depth, and scale its scores by hidden / heads
@@ -20,12 +23,24 @@ _DEEPEST = 62  # the 27B model: loaders know it by its depth, and scale its scor
 
 class Gemma3(DenseFamily):
     architecture = "gemma3"
-    hf_architectures = ("Gemma3ForCausalLM",)
-    model_types = ("gemma3_text",)
+    hf_architectures = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
+    model_types = ("gemma3", "gemma3_text")
     tokenizer_kinds = ("sentencepiece", "byte-fallback", "byte-level")
     activation = ("hidden_activation", "gelu_pytorch_tanh")
     default_head_dim = 256
     rope_kinds = ("default", "linear")
+    ignored = re.compile(r".*\.rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    }
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -59,22 +74,21 @@ class Gemma3(DenseFamily):
             keys.append(KeyValue("gemma3.final_logit_softcapping", "f32", cap))
         return keys
 
-    def tensors(self, present: Container[str]) -> Iterator[Tensor]:
-        for tensor in super().tensors(present):
-            yield replace(tensor, shift=1.0) if tensor.name.endswith("_norm.weight") else tensor
+    def tensors(self, stored: Mapping[str, StoredTensor]) -> Iterator[Tensor]:
+        for tensor in super().tensors(stored):
+            yield replace(tensor, compute=plus_one) if tensor.name.endswith("_norm.weight") else tensor
 
-    def norms(self, block: str, layer: str) -> Iterator[Tensor]:
+    def norms(self, layer: Layer) -> Iterator[Tensor]:
         for name, source in (
             ("attn_norm", "input_layernorm"),
             ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
             ("post_ffw_norm", "post_feedforward_layernorm"),
         ):
-            yield Tensor(f"{block}{name}.weight", (self.hidden,), f"{layer}{source}.weight")
+            yield Tensor(f"{layer.block}{name}.weight", (self.hidden,), f"{layer.module}{source}.weight")
 
-    def attention_extras(self, block: str, layer: str) -> Iterator[Tensor]:
-        yield Tensor(block + "attn_q_norm.weight", (self.head_dim,), layer + "self_attn.q_norm.weight")
-        yield Tensor(block + "attn_k_norm.weight", (self.head_dim,), layer + "self_attn.k_norm.weight")
+    def attention_extras(self, layer: Layer) -> Iterator[Tensor]:
+        yield from self.head_norms(layer)
 
     def _rope_section(self, kind: str) -> Config | None:
         """The rotary settings of one kind of layer, where they are given apart."""

@@ -1,16 +1,17 @@
 """`llama`: Llama 1 to 3, Mistral, SmolLM2, TinyLlama. Rotary positions on interleaved pairs, optional biases."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pyllama.gguf import KeyValue
 
 from ..config import Config
-from ..tensor import Tensor
-from .dense import DenseFamily, Rearrange
+from ..safetensors import StoredTensor
+from ..tensor import Order, Tensor
+from .dense import DenseFamily, Layer
 
 
 class Llama(DenseFamily):
@@ -28,26 +29,26 @@ class Llama(DenseFamily):
     def key_values(self) -> list[KeyValue]:
         return [*super().key_values(), KeyValue("llama.rope.dimension_count", "u32", self.head_dim)]
 
-    def tensors(self, present: Container[str]) -> Iterator[Tensor]:
+    def tensors(self, stored: Mapping[str, StoredTensor]) -> Iterator[Tensor]:
         divisors = self.rope.divisors(self.head_dim)
         if divisors is not None:
             yield Tensor("rope_freqs.weight", divisors.shape, divisors)
-        yield from super().tensors(present)
+        yield from super().tensors(stored)
 
-    def attention_extras(self, block: str, layer: str) -> Iterator[Tensor]:
+    def attention_extras(self, layer: Layer) -> Iterator[Tensor]:
+        block, module = layer.block, layer.module
         if self.attention_bias:
-            yield from self.qkv_biases(block, layer)
-            yield Tensor(block + "attn_output.bias", (self.hidden,), layer + "self_attn.o_proj.bias")
+            yield from self.qkv_biases(layer)
+            yield Tensor(block + "attn_output.bias", (self.hidden,), module + "self_attn.o_proj.bias")
         if self.mlp_bias:
-            yield Tensor(block + "ffn_gate.bias", (self.ffn,), layer + "mlp.gate_proj.bias")
-            yield Tensor(block + "ffn_up.bias", (self.ffn,), layer + "mlp.up_proj.bias")
-            yield Tensor(block + "ffn_down.bias", (self.hidden,), layer + "mlp.down_proj.bias")
+            yield Tensor(block + "ffn_gate.bias", (self.ffn,), module + "mlp.gate_proj.bias")
+            yield Tensor(block + "ffn_up.bias", (self.ffn,), module + "mlp.up_proj.bias")
+            yield Tensor(block + "ffn_down.bias", (self.hidden,), module + "mlp.down_proj.bias")
 
-    def rotate(self, heads: int) -> Rearrange:
-        return partial(interleave_halves, heads=heads)
+    def rotate(self, heads: int) -> Order:
+        return partial(interleaved_halves, heads, self.head_dim)
 
 
-def interleave_halves(rows: NDArray[Any], *, heads: int) -> NDArray[Any]:
+def interleaved_halves(heads: int, head_dim: int) -> NDArray[np.int64]:
     """Row s D/2 + p of a head goes to 2p + s: checkpoints rotate p with p + D/2, `llama` files 2p with 2p + 1."""
-    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
-    return halves.swapaxes(1, 2).reshape(rows.shape)
+    return np.arange(heads * head_dim).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)

@@ -6,6 +6,7 @@ from pyllama.gguf import KeyValue
 
 from ..config import Config
 from ..tensor import Tensor
+from .dense import Layer
 from .experts import Experts
 from .llama import Llama
 
@@ -30,5 +31,5 @@ class Mixtral(Llama):
     def key_values(self) -> list[KeyValue]:
         return [*super().key_values(), *self.experts.key_values("llama")]
 
-    def feed_forward(self, block: str, layer: str) -> Iterator[Tensor]:
-        yield from self.experts.tensors(block, layer, self.hidden)
+    def feed_forward(self, layer: Layer) -> Iterator[Tensor]:
+        yield from self.experts.tensors(layer, self.hidden)

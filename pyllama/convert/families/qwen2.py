@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..config import Config
 from ..tensor import Tensor
-from .dense import DenseFamily
+from .dense import DenseFamily, Layer
 
 
 class Qwen2(DenseFamily):
@@ -17,5 +17,5 @@ class Qwen2(DenseFamily):
         if self.heads * self.head_dim != self.hidden:
             raise config.fault("head_dim", self.head_dim, f"{self.hidden} / {self.heads}")
 
-    def attention_extras(self, block: str, layer: str) -> Iterator[Tensor]:
-        yield from self.qkv_biases(block, layer)
+    def attention_extras(self, layer: Layer) -> Iterator[Tensor]:
+        yield from self.qkv_biases(layer)

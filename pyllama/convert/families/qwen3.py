@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ..config import Config
 from ..tensor import Tensor
-from .dense import DenseFamily
+from .dense import DenseFamily, Layer
 
 
 class Qwen3(DenseFamily):
@@ -17,6 +17,5 @@ class Qwen3(DenseFamily):
         super().__init__(config)
         config.require("attention_bias", False, False)
 
-    def attention_extras(self, block: str, layer: str) -> Iterator[Tensor]:
-        yield Tensor(block + "attn_q_norm.weight", (self.head_dim,), layer + "self_attn.q_norm.weight")
-        yield Tensor(block + "attn_k_norm.weight", (self.head_dim,), layer + "self_attn.k_norm.weight")
+    def attention_extras(self, layer: Layer) -> Iterator[Tensor]:
+        yield from self.head_norms(layer)

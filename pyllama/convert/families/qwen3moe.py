@@ -6,6 +6,7 @@ from pyllama.gguf import KeyValue
 
 from ..config import Config
 from ..tensor import Tensor
+from .dense import Layer
 from .experts import Experts
 from .qwen3 import Qwen3
 
@@ -29,8 +30,8 @@ class Qwen3Moe(Qwen3):
         self.experts.check(config)
 
     def key_values(self) -> list[KeyValue]:
-        width = KeyValue("qwen3moe.expert_feed_forward_length", "u32", self.experts.ffn)
-        return [*super().key_values(), *self.experts.key_values("qwen3moe"), width]
+        experts = self.experts
+        return [*super().key_values(), *experts.key_values("qwen3moe"), *experts.width_keys("qwen3moe")]
 
-    def feed_forward(self, block: str, layer: str) -> Iterator[Tensor]:
-        yield from self.experts.tensors(block, layer, self.hidden)
+    def feed_forward(self, layer: Layer) -> Iterator[Tensor]:
+        yield from self.experts.tensors(layer, self.hidden)

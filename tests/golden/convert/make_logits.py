@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 
-from support.checkpoints import CONFIGS, golden_tokens, write_checkpoint
+from support.checkpoints import CONFIGS, golden_columns, golden_tokens, write_checkpoint
 
 
 def main() -> None:
@@ -28,7 +28,8 @@ def main() -> None:
         if report["missing_keys"] or report["unexpected_keys"]:
             raise SystemExit(f"{variant}: transformers reads other tensors: {report}")
         with torch.no_grad():
-            logits[variant] = model(torch.tensor([golden_tokens()])).logits[0].float().numpy()
+            all_logits = model(torch.tensor([golden_tokens(config)]), use_cache=False).logits[0].float().numpy()
+        logits[variant] = np.ascontiguousarray(all_logits[:, golden_columns(config)])
         print(variant, logits[variant].shape, f"spread {logits[variant].std():.2f}")
     np.savez_compressed(Path(__file__).with_name("logits.npz"), **logits)
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")

@@ -33,7 +33,12 @@ def write_tiny_windowed(path: Path, **arguments: Any) -> Path:
 
 
 # Of each kind of memory one model.
-WRITERS = {"llama": write_tiny_llama, "qwen35": write_tiny_hybrid, "gemma3": write_tiny_windowed, "qwen4exp": write_tiny_qwen4exp}
+WRITERS = {
+    "llama": write_tiny_llama,
+    "qwen35": write_tiny_hybrid,
+    "gemma3": write_tiny_windowed,
+    "qwen4exp": write_tiny_qwen4exp,
+}
 
 
 @pytest.fixture(scope="module", params=list(WRITERS))

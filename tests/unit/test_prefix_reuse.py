@@ -278,7 +278,7 @@ def test_damage_anywhere_in_a_saved_sequence_is_found(model: Model, engine: Engi
 def test_a_state_of_another_quantisation_or_rotation_is_refused(model: Model, engine: Engine, tmp_path: Path) -> None:
     run(engine, 0, random_tokens(model, 10))
     write = WRITERS[model.architecture]
-    quantised = new_engine(Model(write(tmp_path / "q8.gguf", weight_type="q8_0")))
+    quantised = new_engine(Model(write(tmp_path / "bf16.gguf", weight_type="bf16")))
     with pytest.raises(InvalidArgument, match="another model, quantisation"):
         quantised.load_sequence(0, engine.save_sequence(0))
     rotated = Engine(model, n_ctx=PAGE, rope_freq_base=5000.0, swa_full=False)

@@ -46,7 +46,8 @@ class LoopSettings:
     otherwise cost several per cent.
     adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
-    checkpoints: where states are kept, for models whose sequences cannot be cut back (these take max_passes 1).
+    can_cut: sequences can be cut back to any length; where they cannot, max_passes is 1 and checkpoints says where
+    states are kept.
     """
 
     n_slots: int
@@ -59,6 +60,7 @@ class LoopSettings:
     n_embedding_rows: int = 512
     adds_bos: bool = False
     checkpoints: CheckpointRule | None = None
+    can_cut: bool = True
 
 
 class EngineLoop:
@@ -78,7 +80,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
-        self.memory = SlotMemory(engine, self.slots, settings.checkpoints)
+        self.memory = SlotMemory(engine, self.slots, settings.checkpoints, can_cut=settings.can_cut)
         self.totals = Totals()
         self._engine = engine
         self._embeddings = embeddings

@@ -234,6 +234,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
             adds_bos=tokenizer.add_bos,
             checkpoints=checkpoint_rule(tokenizer, settings.checkpoint_min_step) if keeps_states else None,
+            can_cut=not model.is_recurrent,
         ),
         make_work=Work,
         deliver=deliver,

@@ -159,23 +159,23 @@ std::shared_ptr<const LinearWeight> WeightLoader::pack(const GgufTensor& tensor,
                                                        std::span<const RowRange> rows,
                                                        std::span<const RowRange> columns, float scale) const {
   const QuantTraits& type = traits(tensor.type);
+  const std::vector<RowRange> row_runs = joined(rows), column_runs = joined(columns);
   const int32_t n_rows = total(rows), n_columns = total(columns);
   if (n_rows == 0 || n_columns == 0) return nullptr;
   const int64_t all_bytes = row_bytes(type, tensor.ne[0]);
   const std::byte* first = file_->data(tensor).data() + matrix * tensor.ne[1] * all_bytes;
   std::vector<std::byte> picked;
-  const std::byte* source = first + rows.front().begin * all_bytes;
-  if (rows.size() > 1 || n_columns < tensor.ne[0]) {
-    for (const RowRange& range : columns)
-      if (range.begin % type.block_values != 0 || range.end % type.block_values != 0)
+  const std::byte* source = first + row_runs.front().begin * all_bytes;
+  if (row_runs.size() > 1 || n_columns < tensor.ne[0]) {
+    for (const RowRange& run : column_runs)
+      if (run.begin % type.block_values != 0 || run.end % type.block_values != 0)
         throw ModelError("tensor " + std::string(tensor.name) + " of type " + std::string(type.name) +
-                         " cannot be cut at columns " + std::to_string(range.begin) + " and " +
-                         std::to_string(range.end));
+                         " cannot be cut at columns " + std::to_string(run.begin) + " and " + std::to_string(run.end));
     picked.resize(static_cast<size_t>(n_rows * row_bytes(type, n_columns)));
     auto to = picked.begin();
-    for (const RowRange& range : rows)
-      for (int32_t row = range.begin; row < range.end; ++row)
-        for (const RowRange& part : columns)
+    for (const RowRange& run : row_runs)
+      for (int32_t row = run.begin; row < run.end; ++row)
+        for (const RowRange& part : column_runs)
           to = std::copy_n(first + row * all_bytes + row_bytes(type, part.begin), row_bytes(type, part.size()), to);
     source = picked.data();
   }

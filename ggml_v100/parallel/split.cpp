@@ -128,6 +128,18 @@ int32_t total(std::span<const RowRange> ranges) {
   return sum;
 }
 
+std::vector<RowRange> joined(std::span<const RowRange> ranges) {
+  std::vector<RowRange> result;
+  for (const RowRange range : ranges) {
+    if (range.size() == 0) continue;
+    if (!result.empty() && result.back().end == range.begin)
+      result.back().end = range.end;
+    else
+      result.push_back(range);
+  }
+  return result;
+}
+
 std::vector<RowRange> split_layers(std::span<const double> shares, int32_t layers) {
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
   std::vector<RowRange> ranges;

@@ -68,6 +68,8 @@ std::vector<RowRange> value_heads_of(RowRange keys, int32_t key_heads, int32_t v
 // The ranges, their unit widened to `width` rows or columns each and moved by `offset`.
 std::vector<RowRange> scaled(std::span<const RowRange> ranges, int32_t width, int32_t offset = 0);
 int32_t total(std::span<const RowRange> ranges);
+// The same rows in as few ranges as may be.
+std::vector<RowRange> joined(std::span<const RowRange> ranges);
 
 // Contiguous layers of each rank, by share.
 std::vector<RowRange> split_layers(std::span<const double> shares, int32_t layers);

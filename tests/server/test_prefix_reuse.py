@@ -105,6 +105,19 @@ def test_without_host_memory_only_what_slots_hold_is_reused() -> None:
         assert generation.reuse.limit == "not cached"
 
 
+def test_short_texts_are_not_worth_a_copy_but_what_a_prompt_shares_with_its_slot_is_reused() -> None:
+    bench = Bench(n_slots=1, n_ctx=4 * PAGE, cache_tokens=10_000)
+    first = ask(bench, line(40, 1), n=2)
+    again = ask(bench, [*first.prompt[:30], *b"xyz"], n=2)
+    assert (again.n_cached, again.reuse.source) == (30, "own")
+    ask(bench, line(62, 2), n=2, cache_prompt=False)
+    ask(bench, line(63, 3), n=2, cache_prompt=False)
+    assert bench.engine.cache.used == 0
+    ask(bench, line(64, 4), n=1)  # holds as many
+    ask(bench, line(64, 5), n=1)
+    assert bench.engine.cache.used == 2 * 64
+
+
 def test_the_longest_prefix_is_shared_from_a_busy_slot_at_a_state() -> None:
     bench = hybrid(n_slots=2)
     shared = line(300, 1) + line(20, 2)

@@ -14,6 +14,9 @@ namespace {
 struct Case {
   int32_t kv_heads, group, dim_k, dim_v;
   int32_t window;
+  int32_t missing = 0, skew = 0;  // query heads of the groups that are on other ranks; those before the first here
+
+  int32_t heads() const { return kv_heads * group - missing; }
 };
 
 // Tokens of the three sequences in each ubatch.
@@ -23,8 +26,13 @@ constexpr Step kLongSteps[] = {{1, 40, 0}, {250, 1, 3}, {1, 0, 260}, {5, 1, 1}, 
 
 void run_case(Pair& pair, Failures& failures, const Case& c, QuantType type_k, QuantType type_v, Random& random,
               std::span<const Step> steps = kShortSteps) {
-  const KvShape shape{
-      .type_k = type_k, .type_v = type_v, .kv_heads = c.kv_heads, .head_dim_k = c.dim_k, .head_dim_v = c.dim_v};
+  const KvShape shape{.type_k = type_k,
+                      .type_v = type_v,
+                      .kv_heads = c.kv_heads,
+                      .head_dim_k = c.dim_k,
+                      .head_dim_v = c.dim_v,
+                      .group = c.group,
+                      .skew = c.skew};
   constexpr int32_t kPages = 12;
   Cache cache(pair, shape, kPages);
   std::vector<PageId> ids(kPages);
@@ -42,7 +50,7 @@ void run_case(Pair& pair, Failures& failures, const Case& c, QuantType type_k, Q
       length[s] += count;
     }
     const Rows rows = batch.rows();
-    const int32_t m = rows.count(), heads = c.kv_heads * c.group;
+    const int32_t m = rows.count(), heads = c.heads();
     cache.append(random_inputs(m, c.kv_heads * c.dim_k, random), random_inputs(m, c.kv_heads * c.dim_v, random), rows);
     const std::vector<float> q = random_inputs(m, heads * c.dim_k, random);
     const Ops::Scope fast_scope(*pair.fast_ops), plain_scope(*pair.plain_ops);
@@ -52,9 +60,9 @@ void run_case(Pair& pair, Failures& failures, const Case& c, QuantType type_k, Q
     if (!failures.expect_same(values_of(found), values_of(expected),
                               "attention " + std::string(traits(type_k).name) + "/" + std::string(traits(type_v).name) +
                                   " kv_heads=" + std::to_string(c.kv_heads) + " group=" + std::to_string(c.group) +
-                                  " dims=" + std::to_string(c.dim_k) + "/" + std::to_string(c.dim_v) +
-                                  " window=" + std::to_string(c.window) + " rows=" + std::to_string(m) +
-                                  " y/row=" + std::to_string(heads * c.dim_v)))
+                                  " skew=" + std::to_string(c.skew) + " dims=" + std::to_string(c.dim_k) + "/" +
+                                  std::to_string(c.dim_v) + " window=" + std::to_string(c.window) +
+                                  " rows=" + std::to_string(m) + " y/row=" + std::to_string(heads * c.dim_v)))
       return;
   }
 }
@@ -73,6 +81,10 @@ void test_attention(Pair& pair, Failures& failures) {
   run_case(pair, failures, {2, 7, 5, 19, 7}, QuantType::F32, QuantType::BF16, random);
   run_case(pair, failures, {1, 60, 16, 24, 0}, QuantType::F16, QuantType::F32, random);
   run_case(pair, failures, {1, 2, 96, 128, 33}, QuantType::Q4_0, QuantType::Q8_0, random);
+  // Parts of groups: the ranks of a split that keeps a kv head twice.
+  for (const int32_t skew : {0, 2, 4})
+    run_case(pair, failures, {2, 6, 32, 32, 0, 4, skew}, QuantType::F16, QuantType::Q8_0, random, kLongSteps);
+  run_case(pair, failures, {3, 60, 16, 16, 50, 70, 31}, QuantType::F32, QuantType::F32, random);
 }
 
 // Cells that a row does not see may hold anything: infinities and NaNs there must not reach the result.

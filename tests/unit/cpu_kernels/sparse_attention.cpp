@@ -13,7 +13,8 @@ struct Case {
   int32_t block, most, index_heads, index_dim;
   int32_t kv_heads, group, dim_k, dim_v;
   QuantType type_k, type_v;
-  bool few_values = false;  // queries and keys of -1, 0, 1: many scores are equal
+  bool few_values = false;        // queries and keys of -1, 0, 1: many scores are equal
+  int32_t missing = 0, skew = 0;  // query heads of the groups that are on other ranks; those before the first here
 };
 
 // Tokens of the three sequences in each ubatch. They end inside and at the end of blocks and pages, and the last is long.
@@ -61,10 +62,15 @@ void run_case(Pair& pair, Failures& failures, const Case& c, Random& random, std
                            " dims=" + std::to_string(c.dim_k) + "/" + std::to_string(c.dim_v) + " " +
                            std::string(traits(c.type_k).name) + "/" + std::string(traits(c.type_v).name) + " ";
   constexpr int32_t kPages = 12;
-  Cache cache(
-      pair,
-      {.type_k = c.type_k, .type_v = c.type_v, .kv_heads = c.kv_heads, .head_dim_k = c.dim_k, .head_dim_v = c.dim_v},
-      kPages);
+  Cache cache(pair,
+              {.type_k = c.type_k,
+               .type_v = c.type_v,
+               .kv_heads = c.kv_heads,
+               .head_dim_k = c.dim_k,
+               .head_dim_v = c.dim_v,
+               .group = c.group,
+               .skew = c.skew},
+              kPages);
   Cache index(pair,
               {.type_k = c.type_k,
                .type_v = c.type_k,
@@ -90,7 +96,7 @@ void run_case(Pair& pair, Failures& failures, const Case& c, Random& random, std
       length[s] += step[s];
     }
     const Rows rows = batch.rows();
-    const int32_t m = rows.count(), heads = c.kv_heads * c.group;
+    const int32_t m = rows.count(), heads = c.kv_heads * c.group - c.missing;
     cache.append(random_inputs(m, c.kv_heads * c.dim_k, random), random_inputs(m, c.kv_heads * c.dim_v, random), rows);
     const std::vector<float> keys = inputs(m, c.index_dim, random, c.few_values),
                              index_q = inputs(m, c.index_heads * c.index_dim, random, c.few_values),
@@ -143,6 +149,9 @@ void test_sparse_attention(Pair& pair, Failures& failures) {
   run_case(pair, failures, {256, 1, 60, 32, 2, 2, 32, 32, Q4_0, BF16}, random, kSteps);
   run_case(pair, failures, {4, 7, 2, 64, 1, 4, 32, 40, Q8_0, F32}, random);
   run_case(pair, failures, {4, 9, 2, 8, 2, 2, 16, 16, F16, F16, true}, random, kSteps);
+  // Parts of groups: the ranks of a split that keeps a kv head twice.
+  for (const int32_t skew : {0, 2, 4})
+    run_case(pair, failures, {4, 8, 4, 32, 2, 6, 32, 32, F16, Q8_0, false, 4, skew}, random, kSteps);
 }
 
 }  // namespace v100::test

@@ -140,6 +140,31 @@ def test_a_state_is_for_engines_with_the_same_choice_of_windows(model: Model) ->
     assert full.length(0) == 0
 
 
+@pytest.mark.parametrize("split_mode", ["tensor", "layer"])
+def test_every_rank_forgets_and_goes_back_as_one_does(tmp_path: Path, split_mode: str) -> None:
+    path = write_tiny_model(
+        tmp_path / "model.gguf", "gemma3", n_layer=6, metadata={"gemma3.attention.sliding_window": 100}
+    )
+    tokens, tail = random_tokens(Model(path), 900), [3, 4, 5]
+    logits = []
+    for devices, swa_full in ((["CPU0", "CPU1"], True), (["CPU0", "CPU1"], False)):
+        model = Model(path, devices=devices, split_mode=split_mode)
+        engine = Engine(model, n_ctx=N_CTX, n_seq_max=2, n_ubatch=64, swa_full=swa_full, cache_bytes=-1)
+        for begin in range(0, 900, 150):
+            engine.decode(tokens[begin : begin + 150])
+            engine.checkpoint(0)
+        edited = tokens[:500] + tail
+        reuse = engine.reuse_prefix(1, edited, 500)
+        assert (reuse.length, reuse.checkpoint) == ((500, -1) if swa_full else (450, 450))
+        engine.decode(edited[reuse.length :], [1] * len(edited[reuse.length :]))
+        rows = [engine.logits()[-1]]
+        engine.load_sequence(1, engine.save_sequence(0))
+        engine.decode(tail, [1] * len(tail))
+        logits.append([*rows, engine.logits()[-1]])
+        engine.close()
+    np.testing.assert_array_equal(logits[0], logits[1])
+
+
 def test_the_writer_of_these_models_has_both_kinds_of_layers(model: Model, tmp_path: Path) -> None:
     """Guards the tests above against a model in which windows do not matter."""
     logits = []

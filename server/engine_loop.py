@@ -46,8 +46,8 @@ class LoopSettings:
     otherwise cost several per cent.
     adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
-    can_cut: sequences can be cut back to any length; where they cannot, max_passes is 1 and checkpoints says where
-    states are kept.
+    checkpoints: where states are kept, for models that go back in a sequence by them: recurrent ones, sliding windows.
+    can_cut: a sequence can be cut back by a few tokens without one; where it cannot, max_passes is 1.
     """
 
     n_slots: int
@@ -412,8 +412,6 @@ class EngineLoop:
             slot = self.slots[chunk.slot]
             generation = slot.generation
             slot.tokens += work.tokens
-            if generation.params.cache_prompt and generation.parent is None:
-                self.memory.keep_state(slot, is_generating=generation.n_decoded > 0)
             if generation.n_decoded == 0:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
@@ -431,6 +429,11 @@ class EngineLoop:
         if n_passes > 1:
             for slot in finished:  # passes after the end went on from it
                 self._engine.truncate(slot.id, len(slot.tokens))
+        for chunk in plan:
+            slot = self.slots[chunk.slot]
+            generation = slot.generation
+            if generation.params.cache_prompt and generation.parent is None:
+                self.memory.keep_state(slot, is_generating=len(slot.tokens) > generation.n_prompt)
         for slot in finished:
             self._finish(slot)
 
@@ -526,6 +529,8 @@ class EngineLoop:
             if chunk.n_tokens > 1 or generation.n_decoded == 0:
                 return 1
             n_passes = min(n_passes, generation.n_left)
+            if self._settings.checkpoints is not None:  # a state may be kept at the end of a page
+                n_passes = min(n_passes, PAGE_TOKENS - len(self.slots[chunk.slot].tokens) % PAGE_TOKENS)
         return max(1, n_passes)
 
     def _take(self, generation: Generation, output: Any, now: float) -> bool:

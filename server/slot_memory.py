@@ -24,9 +24,9 @@ WORTH_KEEPING = 64
 
 
 class SlotMemory:
-    """Keeps `Slot.tokens` true to the engine. rule: where states are kept; None for models that need no such copies.
+    """Keeps `Slot.tokens` true to the engine. rule: where states are kept; None for models that need no copies.
 
-    can_cut: sequences can be cut back to any length, so no state is lost with their ends.
+    can_cut: sequences within a page can be cut back to any length, so no state is lost with their ends.
     usage: the cache in host memory (`pyllama._engine.CacheUsage`) after the last change; any thread may read it.
     """
 

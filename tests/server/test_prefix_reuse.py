@@ -61,6 +61,14 @@ def test_while_generating_the_state_is_kept_at_every_full_page() -> None:
     assert [length for _, length in bench.engine.checkpoints] == [256, 512]
 
 
+def test_steps_of_several_tokens_end_where_a_state_is_kept() -> None:
+    """Models with sliding windows keep states, too, and draw several tokens in a step."""
+    bench = Bench(n_ctx=16 * PAGE, checkpoints=RULE, cache_tokens=100_000, max_passes=4)
+    ask(bench, line(201, 1), n=400)
+    assert bench.engine.n_extra_passes > 200
+    assert [length for _, length in bench.engine.checkpoints] == [256, 512]
+
+
 def test_a_follow_up_an_edit_and_a_second_try_compute_little_more_than_what_is_new() -> None:
     bench = hybrid()
     system, question = line(300, 1), line(40, 2)

@@ -21,7 +21,8 @@ from pyllama.checkpoints import checkpoint_rule
 
 def message(rng: random.Random, llm: Llama, n_tokens: int) -> list[int]:
     opening = min(checkpoint_rule(llm.tokenizer()).opening, default=0)
-    return [opening, *(rng.randrange(100, llm.n_vocab() - 1000) for _ in range(n_tokens - 1))]
+    end = max(200, llm.n_vocab() - 1000)  # special tokens stand at the end
+    return [opening, *(rng.randrange(100, end) for _ in range(n_tokens - 1))]
 
 
 def seconds(llm: Llama, prompt: Sequence[int]) -> float:

@@ -162,6 +162,9 @@ class Model:
     def is_recurrent(self) -> bool:
         """Whether sequences carry a state that cannot be cut back: they are kept and shared whole or not at all."""
     @property
+    def n_swa(self) -> int:
+        """Tokens that layers with a sliding window see, the row's own included; 0: there are none."""
+    @property
     def n_mtp(self) -> int:
         """Loaded blocks of multi-token prediction."""
     @property
@@ -309,8 +312,9 @@ class Engine:
     type_k, type_v: f32, f16, bf16, q8_0, q4_0.
     thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
     thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
-    cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states that it
-    keeps per sequence.
+    cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states or
+    windows that it keeps per sequence. swa_full: keep what is behind sliding windows; it takes memory, but leaves every
+    beginning of a sequence usable.
     Of a model on several ranks in mode ``tensor`` the threads are shared out over the ranks. When a rank fails, a call
     raises `DeviceError` naming it; while it does not return, so does every later call that computes.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
@@ -341,6 +345,7 @@ class Engine:
         thread_poll: int = 50,
         cache_bytes: int = 0,
         n_checkpoints: int = 32,
+        swa_full: bool = True,
         collect_importance: bool = False,
     ) -> None: ...
     @property
@@ -352,8 +357,13 @@ class Engine:
     @property
     def n_ubatch(self) -> int: ...
     @property
+    def needs_checkpoints(self) -> bool:
+        """Whether a sequence can go back only to where `checkpoint` was called, or as far as its windows reach: a
+        recurrent model, or one with sliding windows without ``swa_full``.
+        """
+    @property
     def kv_bytes(self) -> int:
-        """Bytes reserved for KV pages (touched lazily)."""
+        """Bytes of KV pages for ``n_ctx`` tokens (touched lazily)."""
 
     # One scheduler iteration.
     def step(self, work: Sequence[Work], n_passes: int = 1) -> list[StepOutput]:
@@ -379,13 +389,16 @@ class Engine:
     def free_tokens(self) -> int:
         """Tokens of pages that no sequence holds."""
     def truncate(self, seq_id: int, length: int) -> None:
-        """Keep the first `length` tokens. InvalidArgument when the sequence is shorter, or recurrent and cut inside."""
+        """Keep the first `length` tokens.
+
+        InvalidArgument when the sequence is shorter, recurrent and cut inside, or has forgotten the window there.
+        """
     def fork(self, src: int, dst: int, length: int) -> None:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write). Errors as `truncate`."""
     def clear(self, seq_id: int) -> None: ...
     @property
     def can_shift(self) -> bool:
-        """Whether `shift` works: not for recurrent models, nor where positions have more than one channel."""
+        """Whether `shift` works: not for recurrent models, for positions of several channels, or without `swa_full`."""
     def shift(self, seq_id: int, n_keep: int, n_discard: int) -> None:
         """Keep the first `n_keep` tokens, drop the next `n_discard`, and move the rest down to their positions.
 
@@ -403,7 +416,7 @@ class Engine:
         the vocabulary and a `most` beyond the tokens.
         """
     def checkpoint(self, seq_id: int) -> None:
-        """Keep a copy of the recurrent state at the end of the sequence; models without one need none."""
+        """Keep a copy of the recurrent state, or of the window, at the end of the sequence; see `needs_checkpoints`."""
     def release(self, seq_id: int) -> None:
         """Clear the sequence, keeping what it held in host memory."""
     def cache_usage(self) -> CacheUsage: ...

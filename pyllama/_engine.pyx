@@ -374,6 +374,10 @@ cdef class Model:
         return bool(self.model().text().is_recurrent())
 
     @property
+    def n_swa(self):
+        return self.model().text().sliding_window()
+
+    @property
     def n_mtp(self):
         return self.model().text().loaded_mtp_blocks()
 
@@ -544,7 +548,7 @@ cdef class Engine:
                  str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
                  double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
                  double yarn_beta_slow=-1.0, thread_cpus=(), int32_t thread_priority=0, int32_t thread_poll=50,
-                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint collect_importance=False):
+                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint swa_full=True, bint collect_importance=False):
         cdef native.EngineParams params
         for cpus in thread_cpus:
             params.threads.cpus.push_back(token_vector(cpus))
@@ -560,6 +564,7 @@ cdef class Engine:
         params.type_v = type_v.encode()
         params.cache_bytes = cache_bytes
         params.n_checkpoints = n_checkpoints
+        params.swa_full = swa_full
         params.collect_importance = collect_importance
         if rope_scaling_type is not None:
             params.rope.scaling_type = <string>rope_scaling_type.encode()
@@ -606,6 +611,10 @@ cdef class Engine:
     @property
     def n_ubatch(self):
         return self.engine().get().n_ubatch()
+
+    @property
+    def needs_checkpoints(self):
+        return bool(self.engine().get().needs_checkpoints())
 
     @property
     def kv_bytes(self):

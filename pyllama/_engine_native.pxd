@@ -128,6 +128,7 @@ cdef extern from "model/model.h" namespace "v100" nogil:
         const Classifier* classifier() const
         bool is_recurrent() except +translate_error
         int32_t loaded_mtp_blocks() const
+        int32_t sliding_window() const
 
 cdef extern from "ops/ops.h" namespace "v100" nogil:
     cdef cppclass Backend:
@@ -266,6 +267,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         RopeSettings rope
         int64_t cache_bytes
         int32_t n_checkpoints
+        bool swa_full
         bool collect_importance
     cdef cppclass SequenceWork:
         int32_t sequence
@@ -288,6 +290,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_batch() const
         int32_t n_ubatch() const
         size_t kv_bytes() const
+        bool needs_checkpoints() const
         vector[StepOutput] step(WorkSpan work, int32_t n_passes) except +translate_error
         void embed(EmbeddingWorkSpan work) except +translate_error
         void decode(TokenSpan tokens, TokenSpan sequences, FlagSpan wanted) except +translate_error

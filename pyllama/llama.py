@@ -101,11 +101,13 @@ class Llama:
     without it; for a recurrent one up to 8192, at most a quarter of the memory to be had.
     ctx_checkpoints: most states of a recurrent model that are kept of one text. Its sequence cannot be cut back, so an
     edited text goes on from the last state before the edit.
+    swa_full: False lets layers with a sliding window forget what is behind it. They then take the memory of the window,
+    and an edited text goes on from a kept state, as that of a recurrent model does. None is True.
     devices: what the model runs on; None is the CPU. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
     split_mode: over several devices, 0 or ``"none"`` (all on the one with index `main_gpu`), 1 or ``"layer"`` (whole
     layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares, None for equal ones.
     tensor_overrides: (regular expression, device) pairs that send tensors with a match to one device.
-    n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, swa_full, no_perf, numa: accepted;
+    n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted;
     they do not change results, and there is nothing for them to do on the CPU.
 
     Thread-safe: a call runs to its end before the next one on the same object begins; a stream counts as running until
@@ -246,13 +248,16 @@ class Llama:
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
-            cache_bytes = _cache_bytes(cache_mib, is_recurrent=model.is_recurrent)
-            keeps_states = model.is_recurrent and cache_bytes != 0 and n_checkpoints > 0
+            keeps_windows = swa_full is None or bool(swa_full) or self._shifts  # what is moved must be there
+            needs_checkpoints = model.is_recurrent or (model.n_swa > 0 and not keeps_windows)
+            cache_bytes = _cache_bytes(cache_mib, needs_checkpoints=needs_checkpoints)
+            keeps_states = needs_checkpoints and cache_bytes != 0 and n_checkpoints > 0
             engine = _engine.Engine(
                 model,
                 n_ctx=n_ctx or model.n_ctx_train,
                 cache_bytes=cache_bytes,
                 n_checkpoints=n_checkpoints,
+                swa_full=keeps_windows,
                 **engine_options,
             )
             on_error.callback(engine.close)
@@ -858,10 +863,10 @@ class Llama:
             self.close()
 
 
-def _cache_bytes(mebibytes: int | None, *, is_recurrent: bool) -> int:
+def _cache_bytes(mebibytes: int | None, *, needs_checkpoints: bool) -> int:
     """The engine's budget for the argument `cache_ram`; -1: no limit."""
     if mebibytes is None:
-        return default_cache_bytes() if is_recurrent else 0
+        return default_cache_bytes() if needs_checkpoints else 0
     return mebibytes * MEBIBYTE if mebibytes >= 0 else -1
 
 

@@ -46,7 +46,8 @@ class LoopSettings:
     otherwise cost several per cent.
     adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
-    checkpoints: where states are kept, for models whose sequences cannot be cut back (these take max_passes 1).
+    checkpoints: where states are kept, for models that go back in a sequence by them: recurrent ones, sliding windows.
+    can_cut: a sequence can be cut back by a few tokens without one; where it cannot, max_passes is 1.
     """
 
     n_slots: int
@@ -59,6 +60,7 @@ class LoopSettings:
     n_embedding_rows: int = 512
     adds_bos: bool = False
     checkpoints: CheckpointRule | None = None
+    can_cut: bool = True
 
 
 class EngineLoop:
@@ -78,7 +80,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
-        self.memory = SlotMemory(engine, self.slots, settings.checkpoints)
+        self.memory = SlotMemory(engine, self.slots, settings.checkpoints, can_cut=settings.can_cut)
         self.totals = Totals()
         self._engine = engine
         self._embeddings = embeddings
@@ -410,8 +412,6 @@ class EngineLoop:
             slot = self.slots[chunk.slot]
             generation = slot.generation
             slot.tokens += work.tokens
-            if generation.params.cache_prompt and generation.parent is None:
-                self.memory.keep_state(slot, is_generating=generation.n_decoded > 0)
             if generation.n_decoded == 0:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
@@ -429,6 +429,11 @@ class EngineLoop:
         if n_passes > 1:
             for slot in finished:  # passes after the end went on from it
                 self._engine.truncate(slot.id, len(slot.tokens))
+        for chunk in plan:
+            slot = self.slots[chunk.slot]
+            generation = slot.generation
+            if generation.params.cache_prompt and generation.parent is None:
+                self.memory.keep_state(slot, is_generating=len(slot.tokens) > generation.n_prompt)
         for slot in finished:
             self._finish(slot)
 
@@ -524,6 +529,8 @@ class EngineLoop:
             if chunk.n_tokens > 1 or generation.n_decoded == 0:
                 return 1
             n_passes = min(n_passes, generation.n_left)
+            if self._settings.checkpoints is not None:  # a state may be kept at the end of a page
+                n_passes = min(n_passes, PAGE_TOKENS - len(self.slots[chunk.slot].tokens) % PAGE_TOKENS)
         return max(1, n_passes)
 
     def _take(self, generation: Generation, output: Any, now: float) -> bool:

@@ -170,11 +170,6 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
     cache_bytes = cache_budget(settings)
-    keeps_states = model.is_recurrent and cache_bytes != 0 and settings.n_checkpoints > 0
-    if model.is_recurrent and not keeps_states:
-        log.warning(
-            "without --cache-ram and --ctx-checkpoints a changed prompt of this model is computed from its beginning"
-        )
     engine = Engine(
         model,
         n_ctx=n_ctx,
@@ -187,9 +182,15 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         type_v=settings.type_v,
         cache_bytes=cache_bytes,
         n_checkpoints=settings.n_checkpoints,
+        swa_full=settings.swa_full,
         **settings.threads,
         **settings.rope,
     )
+    keeps_states = engine.needs_checkpoints and cache_bytes != 0 and settings.n_checkpoints > 0
+    if engine.needs_checkpoints and not keeps_states:
+        log.warning(
+            "without --cache-ram and --ctx-checkpoints a changed prompt of this model is computed from its beginning"
+        )
     original_context = settings.rope.get("yarn_orig_ctx") or metadata.get(
         f"{model.architecture}.rope.scaling.original_context_length"
     )
@@ -233,6 +234,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
             adds_bos=tokenizer.add_bos,
             checkpoints=checkpoint_rule(tokenizer, settings.checkpoint_min_step) if keeps_states else None,
+            can_cut=not model.is_recurrent,
         ),
         make_work=Work,
         deliver=deliver,

@@ -61,6 +61,7 @@ class ServerSettings:
     embd_normalize: int = 2
     cache_ram: int | None = None  # MiB; -1: no limit, None: as the memory of the machine allows
     n_checkpoints: int = 32
+    swa_full: bool = False
     checkpoint_min_step: int = 8192
     n_predict: int = -1
     shows_special: bool = False
@@ -157,6 +158,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         embd_normalize=options.embd_normalize,
         cache_ram=options.cache_ram if "cache_ram" in given else None,
         n_checkpoints=max(0, options.ctx_checkpoints),
+        swa_full=options.swa_full or options.context_shift,  # what is moved must be there
         checkpoint_min_step=options.checkpoint_min_step,
         n_predict=options.n_predict,
         shows_special=options.special,

@@ -12,23 +12,31 @@ from typing import Any
 
 from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
 from pyllama.errors import ContextFull, InvalidArgument, OutOfMemory
-from pyllama.server.slots import Slot
+from pyllama.server.slots import Slot, common_prefix
 
 log = logging.getLogger("pyllama.server.slot")
 
 NO_PAGE = "no page"  # PrefixReuse.limit: a copy in host memory found no room in the pool
 
+# Copies are made of whole pages. A text shorter than this is computed again in the time of two or three copies, and
+# clients that send many different ones would fill the cache with them.
+WORTH_KEEPING = 64
+
 
 class SlotMemory:
-    """Keeps `Slot.tokens` true to the engine. rule: where states are kept; None for models that need no such copies.
+    """Keeps `Slot.tokens` true to the engine. rule: where states are kept; None for models that need no copies.
 
+    can_cut: sequences within a page can be cut back to any length, so no state is lost with their ends.
     usage: the cache in host memory (`pyllama._engine.CacheUsage`) after the last change; any thread may read it.
     """
 
-    def __init__(self, engine: Any, slots: Sequence[Slot], rule: CheckpointRule | None) -> None:
+    def __init__(
+        self, engine: Any, slots: Sequence[Slot], rule: CheckpointRule | None, *, can_cut: bool = True
+    ) -> None:
         self._engine = engine
         self._slots = slots
         self._rule = rule
+        self._can_cut = can_cut
         self._n_uses = 0
         self.usage: Any = engine.cache_usage()
 
@@ -38,6 +46,8 @@ class SlotMemory:
         Idle slots make room for a copy that comes back from host memory: the prompt would take their pages anyway.
         """
         most = len(prompt) - 1
+        if self._is_short(slot):
+            self.cut(slot, common_prefix(slot.tokens, prompt))
         try:
             found = self._engine.reuse_prefix(slot.id, prompt, most)
             slot.tokens = prompt[: found.length]
@@ -77,14 +87,18 @@ class SlotMemory:
             target.tokens = source.tokens[:length]
 
     def cut(self, slot: Slot, length: int) -> None:
-        """The slot keeps its first `length` tokens. Only for models that keep no states."""
-        self._engine.truncate(slot.id, length)
-        del slot.tokens[length:]
+        """The slot keeps its first `length` tokens. Only for models whose sequences can be cut."""
+        if length < len(slot.tokens):
+            self._engine.truncate(slot.id, length)
+            del slot.tokens[length:]
 
     def forget(self, slot: Slot) -> None:
-        """Give the slot's pages back; what they held is kept in host memory."""
+        """Give the slot's pages back; what they held is kept in host memory, if it is worth that."""
         slot.checkpoints = []
         if not slot.tokens:
+            return
+        if self._is_short(slot):
+            self.clear(slot)
             return
         try:
             self._engine.release(slot.id)
@@ -93,6 +107,9 @@ class SlotMemory:
             log.warning("slot %2d | no host memory to keep %d tokens: %s", slot.id, len(slot.tokens), error)
             self.clear(slot)
         self._note_usage()
+
+    def _is_short(self, slot: Slot) -> bool:
+        return self._can_cut and len(slot.tokens) < WORTH_KEEPING
 
     def clear(self, slot: Slot) -> None:
         """Give the slot's pages back and keep nothing of them."""

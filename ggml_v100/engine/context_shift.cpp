@@ -45,7 +45,7 @@ struct KeyMove {
 
 }  // namespace
 
-bool Engine::can_shift() const { return !is_recurrent() && !model_->text().key_rotations().empty(); }
+bool Engine::can_shift() const { return !needs_checkpoints() && !model_->text().key_rotations().empty(); }
 
 void Engine::shift(int32_t sequence, int32_t n_keep, int32_t n_discard) {
   const std::lock_guard lock(mutex_);

@@ -51,6 +51,7 @@ void Engine::embed(std::span<const EmbeddingWork> work) {
   std::vector<size_t> item_of_row;
   for (size_t item = 0; item < work.size(); ++item) {
     const EmbeddingWork& w = work[item];
+    forget_behind_window(w.sequence);
     const int32_t first = memory_.length(w.sequence);
     for (size_t i = 0; i < w.tokens.size(); ++i) {
       const int32_t index = first + static_cast<int32_t>(i);

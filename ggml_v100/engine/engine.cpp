@@ -28,6 +28,9 @@ QuantType kv_type(const char* field, const std::string& name) {
 // needs. The pages are touched lazily, so unused ones cost nothing.
 int32_t pool_pages(int32_t n_ctx, int32_t n_seq_max) { return n_ctx / kPageTokens + (n_seq_max > 1 ? n_seq_max : 0); }
 
+// That hold a window at any place.
+int32_t window_pages(int32_t window) { return window / kPageTokens + 2; }
+
 int32_t rounded_context(const LoadedModel& model, const EngineParams& params) {
   constexpr int64_t kLongest = int64_t{1} << 30;
   const int32_t asked = in_range("n_ctx", params.n_ctx, 0, kLongest);
@@ -62,6 +65,12 @@ class Engine::AppendGuard {
     all.reserve(all.size() + tokens.size());
     lengths_.reserve(lengths_.size() + 1);
     engine_.memory_.append(sequence, static_cast<int32_t>(tokens.size()));
+    if (engine_.window_memory_ != nullptr) try {
+        engine_.window_memory_->append(sequence, static_cast<int32_t>(tokens.size()));
+      } catch (...) {
+        engine_.memory_.truncate(sequence, length);
+        throw;
+      }
     all.insert(all.end(), tokens.begin(), tokens.end());
     lengths_.emplace_back(sequence, length);
     engine_.states_.begin(sequence);
@@ -95,17 +104,29 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       block_rope_tables_(ropes_.size()) {
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
+  for (int32_t rank = 0; rank < model_->placement().ranks() && !params.swa_full; ++rank)
+    for (const KvShape& shape : model_->text(rank).kv_shapes())
+      if (shape.is_windowed) window_ = model_->text().sliding_window();
+  int32_t n_window_pages = 0;
+  if (window_ > 0) {
+    // A window is part of its sequence, so these pages never run out first: as many as there are, and those of each
+    // sequence whose other pages are shared. Touched are as many as are in use at once.
+    n_window_pages = memory_.n_pages() + params.n_seq_max * window_pages(window_);
+    window_memory_ = std::make_unique<PagedMemory>(
+        n_window_pages, params.n_seq_max, [this](PageId from, PageId to) { ranks_->copy_window_page(from, to); });
+  }
   ranks_ = std::make_unique<RankSet>(model_,
                                      RankSetParams{.type_k = type_k_,
                                                    .type_v = type_v_,
                                                    .n_pages = memory_.n_pages(),
+                                                   .n_window_pages = n_window_pages,
                                                    .n_state_slots = states_.n_slots(),
                                                    .n_threads = n_threads_,
                                                    .n_threads_batch = n_threads_batch_,
                                                    .threads = params.threads,
                                                    .importance = params.collect_importance ? &importance_ : nullptr});
-  prefixes_ =
-      std::make_unique<PrefixMemory>(memory_, states_, tokens_, *ranks_, params.cache_bytes, params.n_checkpoints);
+  prefixes_ = std::make_unique<PrefixMemory>(memory_, window_memory_.get(), window_, states_, tokens_, *ranks_,
+                                             params.cache_bytes, params.n_checkpoints);
 }
 
 Engine::~Engine() {
@@ -114,6 +135,7 @@ Engine::~Engine() {
   prefixes_.reset();
   keep_forever(std::move(model_));
   keep_forever(std::move(memory_));
+  keep_forever(std::move(window_memory_));
   keep_forever(std::move(tokens_));
   keep_forever(std::move(rope_tables_));
   keep_forever(std::move(block_rope_tables_));
@@ -124,6 +146,12 @@ Engine::~Engine() {
 void Engine::inject(InjectedFault fault, std::optional<double> stall_seconds) {
   const std::lock_guard lock(mutex_);
   ranks_->inject(fault, stall_seconds);
+}
+
+size_t Engine::kv_bytes() const {
+  const int32_t windows = n_seq_max() * window_pages(window_) + (n_batch_ + kPageTokens - 1) / kPageTokens;
+  return static_cast<size_t>(memory_.n_pages()) * ranks_->page_bytes() +
+         static_cast<size_t>(std::min(windows, memory_.n_pages())) * ranks_->window_page_bytes();
 }
 
 void Engine::check_token(int32_t token) const {
@@ -141,12 +169,12 @@ SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues
 
 void Engine::UbatchRows::clear() {
   tokens.clear(), positions.clear(), outputs.clear(), rope_positions.clear(), block_positions.clear();
-  visible.clear(), windowed.clear(), sequences.clear();
+  visible.clear(), windowed.clear(), sequences.clear(), windowed_sequences.clear();
 }
 
 void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
-  auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, tables,
-         block_tables] = ubatch_;
+  auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, windowed_sequences,
+         tables, block_tables] = ubatch_;
   tables.resize(ropes_.size());
   block_tables.resize(ropes_.size());
   const int32_t window = model_->text().sliding_window(), block = model_->text().block_tokens();
@@ -169,7 +197,11 @@ void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
       if (row.wanted) outputs.push_back(r);
     }
     const Rows ubatch_rows{tokens, positions, positions, visible, sequences};
-    const Rows windowed_rows{tokens, positions, positions, windowed, sequences};
+    windowed_sequences = sequences;
+    if (window_memory_ != nullptr)
+      for (SequenceRows& sequence : windowed_sequences)
+        sequence.pages = window_memory_->pages(ubatch[static_cast<size_t>(sequence.rows.begin)].sequence);
+    const Rows windowed_rows{tokens, positions, positions, windowed, windowed_sequences};
     for (size_t i = 0; i < ropes_.size(); ++i) {
       tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
       block_tables[i] = block_rope_tables_[i].fill(ropes_[i], block_positions);
@@ -205,6 +237,7 @@ std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t
     throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", a recurrent model takes 1");
   std::vector<StepOutput> outputs;
   outputs.reserve(work.size() * static_cast<size_t>(n_passes));
+  for (const SequenceWork& item : work) forget_behind_window(item.sequence);
   step_once(work, outputs);
   std::vector<SequenceWork> next;
   for (const SequenceWork& item : work)
@@ -298,6 +331,7 @@ void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> se
   std::vector<Row> rows;
   std::vector<size_t> origin;
   for (const auto& [sequence, members] : rows_of_sequence) {
+    forget_behind_window(sequence);
     int32_t index = memory_.length(sequence);
     for (const size_t i : members) {
       rows.push_back({tokens[i], sequence, index++, wanted[i] != 0});
@@ -341,7 +375,8 @@ std::vector<int32_t> Engine::tokens(int32_t sequence) const {
 
 bool Engine::can_append(int32_t sequence, int32_t n_tokens) const {
   const std::lock_guard lock(mutex_);
-  return memory_.can_append(sequence, n_tokens);
+  return memory_.can_append(sequence, n_tokens) &&
+         (window_memory_ == nullptr || window_memory_->can_append(sequence, n_tokens));
 }
 
 int32_t Engine::free_tokens() const {
@@ -354,10 +389,20 @@ void Engine::check_cut(int32_t sequence, int32_t length) const {
   if (is_recurrent() && length != 0 && length != held)
     throw InvalidArgument("sequence " + std::to_string(sequence) + " of a recurrent model holds " +
                           std::to_string(held) + " tokens; it cannot be cut to " + std::to_string(length));
+  if (window_memory_ != nullptr && length > 0 &&
+      window_memory_->first_kept(sequence) > std::max(0, length + 1 - window_))
+    throw InvalidArgument("sequence " + std::to_string(sequence) + " has forgotten what is behind its window of " +
+                          std::to_string(window_) + " tokens; it cannot be cut to " + std::to_string(length));
+}
+
+// Called before a step, not after: until then the sequence can be cut back to where the step began.
+void Engine::forget_behind_window(int32_t sequence) {
+  if (window_memory_ != nullptr) window_memory_->forget(sequence, memory_.length(sequence) + 1 - window_);
 }
 
 void Engine::cut(int32_t sequence, int32_t length) {
   memory_.truncate(sequence, length);
+  if (window_memory_ != nullptr) window_memory_->truncate(sequence, length);
   tokens_[static_cast<size_t>(sequence)].resize(static_cast<size_t>(length));
   prefixes_->was_cut(sequence, length);
   if (length == 0) states_.clear(sequence);
@@ -377,6 +422,7 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   const std::vector<int32_t>& from = tokens_[static_cast<size_t>(source)];
   std::vector<int32_t> shared(from.begin(), from.begin() + std::clamp(length, 0, static_cast<int32_t>(from.size())));
   memory_.fork(source, destination, length);
+  if (window_memory_ != nullptr) window_memory_->fork(source, destination, length);
   tokens_[static_cast<size_t>(destination)] = std::move(shared);
   prefixes_->was_forked(source, destination, length);
   if (length > 0)

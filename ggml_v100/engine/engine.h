@@ -43,7 +43,8 @@ struct EngineParams {
   std::string type_k, type_v;
   RopeSettings rope;
   int64_t cache_bytes;      // host memory for prefixes of sequences: 0 = none, -1 = no limit
-  int32_t n_checkpoints;    // of recurrent state that it keeps per sequence
+  int32_t n_checkpoints;    // states or windows that it keeps per sequence
+  bool swa_full;            // keep the pages behind sliding windows: any beginning of a sequence stays usable
   bool collect_importance;  // sum up the inputs of linear weights, see importance()
 };
 
@@ -82,10 +83,12 @@ class Engine {
   int32_t n_seq_max() const { return memory_.n_sequences(); }
   int32_t n_batch() const { return n_batch_; }
   int32_t n_ubatch() const { return n_ubatch_; }
-  size_t kv_bytes() const { return ranks_->kv_bytes(); }
+  size_t kv_bytes() const;  // of pages for n_ctx tokens
 
   // Whether sequences carry a state that cannot be cut back (recurrent layers).
   bool is_recurrent() const { return model_->text().is_recurrent(); }
+  // Whether a sequence can go back to an earlier length only where checkpoint() was called, or where its windows reach.
+  bool needs_checkpoints() const { return is_recurrent() || window_memory_ != nullptr; }
 
   // One scheduler iteration. All or nothing: throws ContextFull or InvalidArgument before any row is computed; after any
   // other error every sequence has its old length.
@@ -111,11 +114,12 @@ class Engine {
   bool can_append(int32_t sequence, int32_t n_tokens) const;
   int32_t free_tokens() const;
   // The first `length` tokens of a sequence: kept, or given to another, which shares them. A recurrent model's sequence
-  // can be kept or shared whole or not at all (InvalidArgument for other lengths).
+  // can be kept or shared whole or not at all, one that has forgotten what is behind its windows only as far as the
+  // window at its new end is there (InvalidArgument for other lengths).
   void truncate(int32_t sequence, int32_t length);
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
-  // Whether shift works: not for recurrent models, nor where positions have more than one channel.
+  // Whether shift works: not for recurrent models, where positions have more than one channel, or behind windows.
   bool can_shift() const;
   // Keeps the first n_keep tokens of a sequence, drops the next n_discard and moves the rest down to their positions, so
   // that it can go on. What the moved tokens had taken from the dropped ones stays in them. Pages that other sequences
@@ -152,7 +156,7 @@ class Engine {
     std::vector<int32_t> tokens, positions, outputs;
     std::vector<RopePosition> rope_positions, block_positions;
     std::vector<RowRange> visible, windowed;
-    std::vector<SequenceRows> sequences;
+    std::vector<SequenceRows> sequences, windowed_sequences;
     std::vector<RopeTable> tables, block_tables;
 
     void clear();
@@ -166,6 +170,7 @@ class Engine {
   void check_embedding_work(std::span<const EmbeddingWork> work) const;
   void check_cut(int32_t sequence, int32_t length) const;
   void cut(int32_t sequence, int32_t length);
+  void forget_behind_window(int32_t sequence);
   void move_down(int32_t sequence, int32_t n_keep, int32_t n_discard);
   StateIdentity state_identity() const;
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
@@ -181,7 +186,9 @@ class Engine {
   std::shared_ptr<const LoadedModel> model_;
   int32_t n_ctx_, n_batch_, n_ubatch_, n_threads_, n_threads_batch_;
   QuantType type_k_, type_v_;
+  int32_t window_ = 0;  // of layers whose pages are kept within it; 0: there are none
   PagedMemory memory_;
+  std::unique_ptr<PagedMemory> window_memory_;  // of those layers; lengths as in memory_
   StatePool states_;
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence, as many as its length
   std::vector<RopeAngles> ropes_;

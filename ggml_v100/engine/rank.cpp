@@ -10,16 +10,21 @@ constexpr int64_t kRecordAlignment = 16;  // values: a cache line
 }  // namespace
 
 Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-           int32_t n_pages, int32_t n_state_slots)
+           int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots)
     : text_(text), ops_(std::move(ops)) {
   std::vector<size_t> layer_offset;
   for (const KvShape& shape : shapes) {
-    layer_offset.push_back(page_bytes_);
-    page_bytes_ += backend.kv_page_bytes(shape);
+    size_t& page_bytes = shape.is_windowed ? window_page_bytes_ : page_bytes_;
+    layer_offset.push_back(page_bytes);
+    page_bytes += backend.kv_page_bytes(shape);
   }
   kv_ = Buffer(static_cast<size_t>(n_pages) * page_bytes_);
-  for (size_t layer = 0; layer < shapes.size(); ++layer)
-    kv_layers_.push_back({kv_.data() + layer_offset[layer], page_bytes_, shapes[layer]});
+  window_kv_ = Buffer(static_cast<size_t>(n_window_pages) * window_page_bytes_);
+  for (size_t layer = 0; layer < shapes.size(); ++layer) {
+    const bool is_windowed = shapes[layer].is_windowed;
+    kv_layers_.push_back({(is_windowed ? window_kv_ : kv_).data() + layer_offset[layer],
+                          is_windowed ? window_page_bytes_ : page_bytes_, shapes[layer]});
+  }
 
   std::vector<int64_t> record_offset;
   for (const StateShape& shape : text.state_shapes()) {

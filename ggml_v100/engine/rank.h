@@ -26,16 +26,18 @@ struct Ubatch {
 
 class Rank {
  public:
-  // shapes: TextModel::kv_shapes() with their types. Throws OutOfMemory, InvalidArgument.
+  // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. Throws OutOfMemory,
+  // InvalidArgument.
   Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-       int32_t n_pages, int32_t n_state_slots);
+       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots);
 
   const TextModel& text() const { return text_; }
   Ops& ops() const { return *ops_; }
 
   size_t page_bytes() const { return page_bytes_; }  // all layers
   std::byte* page(PageId id) const { return kv_.data() + static_cast<size_t>(id) * page_bytes_; }
-  size_t kv_bytes() const { return kv_.size(); }
+  size_t window_page_bytes() const { return window_page_bytes_; }  // layers with a window
+  std::byte* window_page(PageId id) const { return window_kv_.data() + static_cast<size_t>(id) * window_page_bytes_; }
   const KvLayer& kv_layer(size_t layer) const { return kv_layers_[layer]; }
 
   size_t state_bytes() const { return static_cast<size_t>(state_values_) * sizeof(float); }  // all records of a slot
@@ -47,9 +49,9 @@ class Rank {
  private:
   const TextModel& text_;
   std::unique_ptr<Ops> ops_;
-  size_t page_bytes_ = 0;
+  size_t page_bytes_ = 0, window_page_bytes_ = 0;
   int64_t state_values_ = 0;
-  Buffer kv_;  // [pages][layers] page of layer
+  Buffer kv_, window_kv_;  // [pages][layers] page of layer
   std::vector<KvLayer> kv_layers_;
   Buffer states_;  // [slots][records]
   std::vector<StateRecords> records_;

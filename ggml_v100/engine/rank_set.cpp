@@ -53,10 +53,12 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
       shape.type_k = params.type_k;
       // An index cache has keys only: those of tokens in the place of values.
       shape.type_v = shape.block > 0 ? params.type_k : params.type_v;
+      shape.is_windowed = shape.is_windowed && params.n_window_pages > 0;
     }
     ranks_.push_back(std::make_unique<Rank>(model_->text(r), model_->backend(r), std::move(ops), std::move(shapes),
-                                            params.n_pages, params.n_state_slots));
+                                            params.n_pages, params.n_window_pages, params.n_state_slots));
     page_bytes_ += ranks_.back()->page_bytes();
+    window_page_bytes_ += ranks_.back()->window_page_bytes();
     state_bytes_ += ranks_.back()->state_bytes();
   }
   passes_ = std::vector<Pass>(ranks_.size());
@@ -64,14 +66,13 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
 
 RankSet::~RankSet() = default;
 
-size_t RankSet::kv_bytes() const {
-  size_t bytes = 0;
-  for (const auto& rank : ranks_) bytes += rank->kv_bytes();
-  return bytes;
-}
-
 void RankSet::copy_page(PageId from, PageId to) const {
   for (const auto& rank : ranks_) std::memcpy(rank->page(to), rank->page(from), rank->page_bytes());
+}
+
+void RankSet::copy_window_page(PageId from, PageId to) const {
+  for (const auto& rank : ranks_)
+    std::memcpy(rank->window_page(to), rank->window_page(from), rank->window_page_bytes());
 }
 
 void RankSet::read_page(PageId page, std::byte* to) const {
@@ -82,6 +83,17 @@ void RankSet::write_page(PageId page, const std::byte* from) const {
   for (const auto& rank : ranks_) {
     std::copy_n(from, rank->page_bytes(), rank->page(page));
     from += rank->page_bytes();
+  }
+}
+
+void RankSet::read_window_page(PageId page, std::byte* to) const {
+  for (const auto& rank : ranks_) to = std::copy_n(rank->window_page(page), rank->window_page_bytes(), to);
+}
+
+void RankSet::write_window_page(PageId page, const std::byte* from) const {
+  for (const auto& rank : ranks_) {
+    std::copy_n(from, rank->window_page_bytes(), rank->window_page(page));
+    from += rank->window_page_bytes();
   }
 }
 

@@ -20,6 +20,7 @@ namespace v100 {
 struct RankSetParams {
   QuantType type_k, type_v;
   int32_t n_pages;
+  int32_t n_window_pages;  // of layers with a sliding window; 0: these have pages as the others
   int32_t n_state_slots;
   int32_t n_threads;  // of all ranks together that compute at the same time
   int32_t n_threads_batch;
@@ -37,11 +38,14 @@ class RankSet : public SequenceBytes {
 
   // Of all ranks, layers and records together: a copy of a page or slot is this many bytes, one rank after the other.
   size_t page_bytes() const override { return page_bytes_; }
+  size_t window_page_bytes() const override { return window_page_bytes_; }
   size_t state_bytes() const override { return state_bytes_; }
-  size_t kv_bytes() const;
   void copy_page(PageId from, PageId to) const;
+  void copy_window_page(PageId from, PageId to) const;
   void read_page(PageId page, std::byte* to) const override;
   void write_page(PageId page, const std::byte* from) const override;
+  void read_window_page(PageId page, std::byte* to) const override;
+  void write_window_page(PageId page, const std::byte* from) const override;
   void read_state(int32_t slot, std::byte* to) const override;
   void write_state(int32_t slot, const std::byte* from) const override;
 
@@ -80,7 +84,7 @@ class RankSet : public SequenceBytes {
   std::shared_ptr<const LoadedModel> model_;
   int32_t n_threads_, n_threads_batch_;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  size_t page_bytes_ = 0, state_bytes_ = 0;
+  size_t page_bytes_ = 0, window_page_bytes_ = 0, state_bytes_ = 0;
   std::vector<float> logits_;             // of several ranks, gathered
   std::vector<Pass> passes_;              // of each rank
   std::unique_ptr<RankThreads> threads_;  // of several ranks

@@ -86,6 +86,7 @@ void PagedMemory::truncate(int32_t sequence, int32_t length) {
   Sequence& s = at(sequence);
   drop_pages(s.pages, static_cast<size_t>(pages_for(length)));
   s.length = length;
+  s.first_page = std::min(s.first_page, pages_for(length));
 }
 
 void PagedMemory::fork(int32_t source, int32_t destination, int32_t length) {
@@ -99,21 +100,20 @@ void PagedMemory::replace(int32_t source, int32_t destination, int32_t shared, i
     throw InvalidArgument("sequence " + std::to_string(destination) + " cannot share " + std::to_string(shared) +
                           " tokens and have fresh pages up to " + std::to_string(length));
   const auto n_shared = static_cast<size_t>(pages_for(shared)), n_pages_after = static_cast<size_t>(pages_for(length));
-  const auto n_fresh = static_cast<int32_t>(n_pages_after - n_shared);
-  if (const int32_t found = pages_to_replace(source, destination, shared); n_fresh > found)
-    throw ContextFull("sequence " + std::to_string(destination) + " needs " + std::to_string(n_fresh) + " pages of " +
-                          std::to_string(kPageTokens) + " tokens, " + std::to_string(found) + " of " +
-                          std::to_string(n_pages()) + " are free",
-                      destination);
-  const std::vector<PageId>& from = at(source).pages;
+  require_pages(destination, static_cast<int32_t>(n_pages_after - n_shared),
+                pages_to_replace(source, destination, shared));
+  const Sequence& from = at(source);
   std::vector<PageId> after;
   after.reserve(n_pages_after);
-  after.assign(from.begin(), from.begin() + static_cast<ptrdiff_t>(n_shared));
-  for (const PageId page : after) ++references_[static_cast<size_t>(page)];
+  after.assign(from.pages.begin(), from.pages.begin() + static_cast<ptrdiff_t>(n_shared));
+  const int32_t first_page = std::min(from.first_page, static_cast<int32_t>(n_shared));
+  for (const PageId page : after)
+    if (page != kNoPage) ++references_[static_cast<size_t>(page)];
   drop_pages(to.pages, 0);  // after counting: pages that both lists hold never become free
   while (after.size() < n_pages_after) after.push_back(take_page());
   to.pages = std::move(after);
   to.length = length;
+  to.first_page = first_page;
 }
 
 void PagedMemory::make_own(int32_t sequence, int32_t first, int32_t end) {
@@ -150,9 +150,34 @@ int32_t PagedMemory::pages_to_replace(int32_t source, int32_t destination, int32
   require_length(source, shared);
   const std::vector<PageId>& held = at(destination).pages;
   const size_t n_kept = source == destination ? static_cast<size_t>(pages_for(shared)) : 0;
-  const auto is_sole = [&](PageId page) { return references_[static_cast<size_t>(page)] == 1; };
+  const auto is_sole = [&](PageId page) { return page != kNoPage && references_[static_cast<size_t>(page)] == 1; };
   return free_pages() +
          static_cast<int32_t>(std::count_if(held.begin() + static_cast<ptrdiff_t>(n_kept), held.end(), is_sole));
+}
+
+void PagedMemory::forget(int32_t sequence, int32_t first_needed) {
+  Sequence& s = at(sequence);
+  const int32_t end = std::min(first_needed, s.length) / kPageTokens;
+  for (; s.first_page < end; ++s.first_page)
+    drop_page(std::exchange(s.pages[static_cast<size_t>(s.first_page)], kNoPage));
+}
+
+int32_t PagedMemory::first_kept(int32_t sequence) const { return at(sequence).first_page * kPageTokens; }
+
+void PagedMemory::begin_at(int32_t sequence, int32_t first_needed, int32_t length) {
+  Sequence& s = at(sequence);
+  require_count("length", length);
+  const int32_t first_page = std::clamp(first_needed, 0, length) / kPageTokens;
+  const int32_t n_fresh = pages_for(length) - first_page;
+  require_pages(sequence, n_fresh, pages_to_replace(sequence, sequence, 0));
+  std::vector<PageId> after;
+  after.reserve(static_cast<size_t>(first_page + n_fresh));
+  after.assign(static_cast<size_t>(first_page), kNoPage);
+  drop_pages(s.pages, 0);
+  for (int32_t i = 0; i < n_fresh; ++i) after.push_back(take_page());
+  s.pages = std::move(after);
+  s.length = length;
+  s.first_page = first_page;
 }
 
 void PagedMemory::clear(int32_t sequence) { truncate(sequence, 0); }
@@ -179,6 +204,18 @@ void PagedMemory::require_length(int32_t sequence, int32_t length) const {
   if (length > s.length)
     throw InvalidArgument("sequence " + std::to_string(sequence) + " holds " + std::to_string(s.length) +
                           " tokens; cannot keep the first " + std::to_string(length));
+  if (length % kPageTokens != 0 && length / kPageTokens < s.first_page)
+    throw InvalidArgument("sequence " + std::to_string(sequence) + " has forgotten its first " +
+                          std::to_string(s.first_page * kPageTokens) + " tokens; cannot keep the first " +
+                          std::to_string(length));
+}
+
+void PagedMemory::require_pages(int32_t sequence, int32_t needed, int32_t found) const {
+  if (needed > found)
+    throw ContextFull("sequence " + std::to_string(sequence) + " needs " + std::to_string(needed) + " pages of " +
+                          std::to_string(kPageTokens) + " tokens, " + std::to_string(found) + " of " +
+                          std::to_string(n_pages()) + " are free",
+                      sequence);
 }
 
 PageId PagedMemory::take_page() noexcept {
@@ -191,12 +228,15 @@ PageId PagedMemory::take_page() noexcept {
 
 void PagedMemory::drop_pages(std::vector<PageId>& pages, size_t kept) noexcept {
   while (pages.size() > kept) {
-    const PageId page = pages.back();
+    drop_page(pages.back());
     pages.pop_back();
-    if (--references_[static_cast<size_t>(page)] > 0) continue;
-    free_.push_back(page);  // the constructor made room: does not allocate
-    std::push_heap(free_.begin(), free_.end(), std::greater<>());
   }
+}
+
+void PagedMemory::drop_page(PageId page) noexcept {
+  if (page == kNoPage || --references_[static_cast<size_t>(page)] > 0) return;
+  free_.push_back(page);  // the constructor made room: does not allocate
+  std::push_heap(free_.begin(), free_.end(), std::greater<>());
 }
 
 }  // namespace v100

@@ -2,6 +2,8 @@
 //
 // Knows nothing of what is in a page; copies one through a callback. A page is written only while exactly one sequence
 // holds it. Invariant: reference count of a page = number of page lists it is in.
+//
+// A sequence may have forgotten the pages before its window: its list has kNoPage in their place.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +15,8 @@
 #include "ops/kv.h"
 
 namespace v100 {
+
+inline constexpr PageId kNoPage = -1;
 
 class PagedMemory {
  public:
@@ -32,7 +36,8 @@ class PagedMemory {
   bool can_append(int32_t sequence, int32_t n_tokens) const;
   // Makes room for n more tokens at the end; they are uninitialised. Throws ContextFull when pages lack.
   void append(int32_t sequence, int32_t n_tokens);
-  // Keeps the first `length` tokens. Throws InvalidArgument when the sequence is shorter.
+  // Keeps the first `length` tokens. Throws InvalidArgument when the sequence is shorter, or has forgotten the page that
+  // they end in.
   void truncate(int32_t sequence, int32_t length);
   // destination := first `length` tokens of source, pages shared. destination == source truncates. InvalidArgument as
   // above.
@@ -47,6 +52,12 @@ class PagedMemory {
   void replace(int32_t source, int32_t destination, int32_t shared, int32_t length);
   // Fresh pages that replace would find.
   int32_t pages_to_replace(int32_t source, int32_t destination, int32_t shared) const;
+  // Gives up the pages that end before token `first_needed`.
+  void forget(int32_t sequence, int32_t first_needed);
+  int32_t first_kept(int32_t sequence) const;  // first token whose page is there
+  // The sequence becomes `length` tokens on fresh pages, uninitialised, having forgotten those before `first_needed`.
+  // Throws ContextFull; pages that only this sequence held before count as free.
+  void begin_at(int32_t sequence, int32_t first_needed, int32_t length);
 
   // Every method throws InvalidArgument for a sequence outside [0, n_sequences) and for negative counts. A method that
   // throws, also through copy_page, has changed nothing. append and then truncate to the old length keeps every token
@@ -56,13 +67,16 @@ class PagedMemory {
   struct Sequence {
     int32_t length = 0;
     std::vector<PageId> pages;  // ceil(length / kPageTokens) of them
+    int32_t first_page = 0;     // kNoPage stands before it
   };
 
   const Sequence& at(int32_t sequence) const;
   Sequence& at(int32_t sequence);
   bool must_copy_last_page(const Sequence& sequence) const;
   void require_length(int32_t sequence, int32_t length) const;
+  void require_pages(int32_t sequence, int32_t needed, int32_t found) const;
   PageId take_page() noexcept;
+  void drop_page(PageId page) noexcept;
   void drop_pages(std::vector<PageId>& pages, size_t kept) noexcept;
 
   CopyPage copy_page_;

@@ -165,7 +165,7 @@ bool PrefixCache::has_state(std::span<const int32_t> tokens) const {
   return !all.empty() && all.back().position == static_cast<int32_t>(tokens.size());
 }
 
-bool PrefixCache::keep_state(std::span<const int32_t> tokens, const FillState& fill) {
+bool PrefixCache::keep_state(std::span<const int32_t> tokens, const FillState& fill, const std::byte* pinned) {
   if (n_checkpoints_ == 0 || state_bytes_ == 0 || tokens.empty()) return false;
   std::vector<Spot> path = spots(tokens);
   for (const Spot& spot : path) touch_path(spot.node);
@@ -175,12 +175,15 @@ bool PrefixCache::keep_state(std::span<const int32_t> tokens, const FillState& f
   const auto [known, depth] = deepest(tokens);
   touch_path(known);
   const int64_t bytes = static_cast<int64_t>(page_count(tokens) - depth) * node_bytes_ + state_bytes_;
+  auto n_most = static_cast<size_t>(n_checkpoints_);
+  const size_t n_pinned = std::erase_if(path, [&](const Spot& spot) { return state_at(spot) == pinned; });
   // Nothing is given up for a state that does not fit even so.
-  if (!can_make_room(bytes - static_cast<int64_t>(path.size()) * state_bytes_)) return false;
+  if (n_most <= n_pinned || !can_make_room(bytes - static_cast<int64_t>(path.size()) * state_bytes_)) return false;
+  n_most -= n_pinned;
   std::vector<int32_t> positions;
   for (const Spot& spot : path) positions.push_back(spot.position);
   positions.push_back(position);
-  while (positions.size() > 1 && (positions.size() > static_cast<size_t>(n_checkpoints_) || !can_make_room(bytes))) {
+  while (positions.size() > 1 && (positions.size() > n_most || !can_make_room(bytes))) {
     const auto victim = static_cast<ptrdiff_t>(checkpoint_to_drop(positions));
     drop_state(path[static_cast<size_t>(victim)]);
     prune(path[static_cast<size_t>(victim)].node, known);
@@ -278,6 +281,12 @@ void PrefixCache::touch(Node& node) {
 
 void PrefixCache::touch_path(Node* node) {
   for (; node != root_.get(); node = node->parent) touch(*node);
+}
+
+const std::byte* PrefixCache::state_at(const Spot& spot) {
+  for (const Node::State& state : spot.node->states)
+    if (spot.node->start + state.offset == spot.position) return state.bytes.data();
+  return nullptr;
 }
 
 void PrefixCache::drop_state(const Spot& spot) {

@@ -66,8 +66,8 @@ class PrefixCache {
   // Copies the pages of `tokens` from number first_page on, where they are not kept yet. False when some found no room:
   // those before it are kept.
   bool keep_pages(std::span<const int32_t> tokens, int32_t first_page, const FillPage& fill);
-  // Keeps the state after `tokens`. False when it found no room.
-  bool keep_state(std::span<const int32_t> tokens, const FillState& fill);
+  // Keeps the state after `tokens`. False when it found no room, for which `pinned`, a state of find(), is not dropped.
+  bool keep_state(std::span<const int32_t> tokens, const FillState& fill, const std::byte* pinned = nullptr);
   bool has_state(std::span<const int32_t> tokens) const;
 
   CacheUsage usage() const;
@@ -82,6 +82,7 @@ class PrefixCache {
   std::vector<Spot> spots(std::span<const int32_t> tokens) const;
   void touch(Node& node);
   void touch_path(Node* node);
+  static const std::byte* state_at(const Spot& spot);
   void drop_state(const Spot& spot);
   void prune(Node* node, const Node* kept);
   void remove(Node& leaf);

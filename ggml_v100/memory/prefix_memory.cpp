@@ -21,19 +21,59 @@ struct PrefixMemory::Plan {
   PrefixReuse result;
   int32_t base = 0;  // sequence that gives its first `shared` tokens; pages from there on come from host memory
   int32_t shared = 0;
-  int32_t state_of = -1;             // sequence whose live state is used, or
-  const std::byte* state = nullptr;  // a checkpoint
-  int32_t own = 0;                   // tokens that the sequence holds already
+  int32_t end_of = -1;             // sequence whose state or window is used, or
+  const std::byte* end = nullptr;  // a checkpoint
+  int32_t own = 0;                 // tokens that the sequence holds already
 };
 
-PrefixMemory::PrefixMemory(PagedMemory& pages, StatePool& states, std::vector<std::vector<int32_t>>& tokens,
-                           const SequenceBytes& bytes, int64_t budget_bytes, int32_t n_checkpoints)
+PrefixMemory::PrefixMemory(PagedMemory& pages, PagedMemory* window_pages, int32_t window, StatePool& states,
+                           std::vector<std::vector<int32_t>>& tokens, const SequenceBytes& bytes, int64_t budget_bytes,
+                           int32_t n_checkpoints)
     : pages_(pages),
+      window_pages_(window_pages),
+      window_(window),
       states_(states),
       tokens_(tokens),
       bytes_(bytes),
-      cache_(budget_bytes, n_checkpoints, bytes.page_bytes(), bytes.state_bytes()),
+      cache_(budget_bytes, n_checkpoints, bytes.page_bytes(), end_bytes()),
       moved_from_(tokens.size(), kNothingMoved) {}
+
+size_t PrefixMemory::end_bytes() const {
+  // As many pages as window - 1 tokens may touch.
+  const int32_t n_pages = window_pages_ == nullptr || window_ < 2 ? 0 : (window_ + kPageTokens - 3) / kPageTokens + 1;
+  return bytes_.state_bytes() + static_cast<size_t>(n_pages) * bytes_.window_page_bytes();
+}
+
+int32_t PrefixMemory::first_seen(int32_t length) const { return std::max(0, length + 1 - window_); }
+
+void PrefixMemory::read_end(int32_t sequence, std::byte* to) const {
+  if (bytes_.state_bytes() > 0) bytes_.read_state(states_.slot(sequence), to);
+  if (window_pages_ == nullptr) return;
+  to += bytes_.state_bytes();
+  const int32_t first = first_seen(window_pages_->length(sequence)) / kPageTokens;
+  for (const PageId page : window_pages_->pages(sequence).subspan(static_cast<size_t>(first))) {
+    bytes_.read_window_page(page, to);
+    to += bytes_.window_page_bytes();
+  }
+}
+
+void PrefixMemory::write_window(int32_t sequence, int32_t length, const std::byte* from) {
+  const int32_t first = first_seen(length);
+  window_pages_->begin_at(sequence, first, length);
+  for (const PageId page : window_pages_->pages(sequence).subspan(static_cast<size_t>(first / kPageTokens))) {
+    bytes_.write_window_page(page, from);
+    from += bytes_.window_page_bytes();
+  }
+}
+
+// The longest beginning, within `limit`, that another sequence could take over from this one, which has `common` tokens
+// in common with it; 0: none.
+int32_t PrefixMemory::usable(int32_t sequence, int32_t common, int32_t limit) const {
+  const int32_t length = std::min(common, limit);
+  if (bytes_.state_bytes() > 0 && length != pages_.length(sequence)) return 0;
+  if (window_pages_ != nullptr && window_pages_->first_kept(sequence) > first_seen(length)) return 0;
+  return length;
+}
 
 PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
                                       const PrefixCache::Found& found) const {
@@ -41,12 +81,6 @@ PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t>
   for (size_t s = 0; s < tokens_.size(); ++s)
     common.push_back(std::min(common_prefix(tokens_[s], tokens), moved_from_[s]));
   const auto common_of = [&](int32_t s) { return common[static_cast<size_t>(s)]; };
-  // Sequences whose whole content begins `tokens`: their live states are usable. The sequence itself comes first.
-  std::vector<int32_t> whole;
-  for (int32_t s = 0; s < pages_.n_sequences(); ++s)
-    if (common_of(s) > 0 && common_of(s) == pages_.length(s))
-      whole.insert(s == sequence ? whole.begin() : whole.end(), s);
-
   Plan plan;
   plan.own = common_of(sequence);
   int32_t base = sequence;
@@ -64,10 +98,9 @@ PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t>
 
   const auto longest = [&](int32_t limit) {
     limit = std::min(limit, most);
-    if (!is_recurrent()) return limit;
+    if (end_bytes() == 0) return limit;
     int32_t best = 0;
-    for (const int32_t s : whole)
-      if (common_of(s) <= limit) best = std::max(best, common_of(s));
+    for (int32_t s = 0; s < pages_.n_sequences(); ++s) best = std::max(best, usable(s, common_of(s), limit));
     for (const PrefixCache::Checkpoint& checkpoint : found.checkpoints)
       if (checkpoint.position <= limit) best = std::max(best, checkpoint.position);
     return best;
@@ -84,14 +117,15 @@ PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t>
 
   plan.shared = length;
   plan.base = length <= plan.own ? sequence : base;
-  if (is_recurrent() && length > 0) {
-    const auto state_of = std::find_if(whole.begin(), whole.end(), [&](int32_t s) { return common_of(s) == length; });
-    if (state_of != whole.end()) {
-      plan.base = plan.state_of = *state_of;
+  if (end_bytes() > 0 && length > 0) {
+    for (int32_t s = 0; s < pages_.n_sequences(); ++s)
+      if ((plan.end_of < 0 || s == sequence) && usable(s, common_of(s), length) == length) plan.end_of = s;
+    if (plan.end_of >= 0) {
+      plan.base = plan.end_of;
     } else {
       plan.result.checkpoint = length;
       for (const PrefixCache::Checkpoint& checkpoint : found.checkpoints)
-        if (checkpoint.position == length) plan.state = checkpoint.state;
+        if (checkpoint.position == length) plan.end = checkpoint.state;
     }
   }
   if (length > live) plan.shared = first_host * kPageTokens;
@@ -112,9 +146,8 @@ PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> token
   const auto first = tokens.first(static_cast<size_t>(length));
   std::vector<int32_t> after(first.begin(), first.end());
   try {
-    // Keeping may thin out checkpoints, this one too: it is read first.
-    if (plan.state != nullptr) bytes_.write_state(states_.begin(sequence), plan.state);
-    if (lost_from < held) keep(sequence, lost_from);
+    if (plan.end != nullptr && bytes_.state_bytes() > 0) bytes_.write_state(states_.begin(sequence), plan.end);
+    if (lost_from < held) keep(sequence, lost_from, plan.end);
     pages_.replace(plan.base, sequence, plan.shared, length);
   } catch (...) {
     states_.abort(sequence);
@@ -122,39 +155,44 @@ PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> token
   }
   tokens_[static_cast<size_t>(sequence)] = std::move(after);
   moved_from_[static_cast<size_t>(sequence)] = kNothingMoved;
-  if (plan.state != nullptr)
+  if (plan.end != nullptr)
     states_.commit(sequence);
-  else if (plan.state_of >= 0)
-    states_.fork(plan.state_of, sequence);
+  else if (plan.end_of >= 0)
+    states_.fork(plan.end_of, sequence);
   else
     states_.clear(sequence);
-  if (length > plan.shared) try {
+  try {
+    if (window_pages_ != nullptr && plan.end != nullptr)
+      write_window(sequence, length, plan.end + bytes_.state_bytes());
+    else if (window_pages_ != nullptr)
+      window_pages_->fork(plan.base, sequence, length);
+    if (length > plan.shared) {
       const auto pages = pages_.pages(sequence);
       for (auto page = static_cast<size_t>(plan.shared / kPageTokens); page < pages.size(); ++page)
         bytes_.write_page(pages[page], found.pages[page].bytes);
-    } catch (...) {
-      clear(sequence);
-      throw;
     }
+  } catch (...) {
+    clear(sequence);
+    throw;
+  }
   return plan.result;
 }
 
 void PrefixMemory::checkpoint(int32_t sequence) {
-  if (pages_.length(sequence) == 0 || !is_recurrent()) return;
+  if (pages_.length(sequence) == 0 || end_bytes() == 0) return;
   cache_.begin();
-  cache_.keep_state(tokens_[static_cast<size_t>(sequence)],
-                    [&](std::byte* to) { bytes_.read_state(states_.slot(sequence), to); });
+  cache_.keep_state(tokens_[static_cast<size_t>(sequence)], [&](std::byte* to) { read_end(sequence, to); });
 }
 
 void PrefixMemory::release(int32_t sequence) {
   if (pages_.length(sequence) == 0) return;
   cache_.begin();
-  keep(sequence, 0);
+  keep(sequence, 0, nullptr);
   clear(sequence);
 }
 
-// Keeps the tokens of a sequence from `first_lost` on, and the state at its end.
-void PrefixMemory::keep(int32_t sequence, int32_t first_lost) {
+// Keeps the tokens of a sequence from `first_lost` on, and the state at its end, at whose cost `pinned` does not go.
+void PrefixMemory::keep(int32_t sequence, int32_t first_lost, const std::byte* pinned) {
   const std::vector<int32_t>& all = tokens_[static_cast<size_t>(sequence)];
   const int32_t n_exact = std::min(static_cast<int32_t>(all.size()), moved_from_[static_cast<size_t>(sequence)]);
   if (first_lost >= n_exact) return;
@@ -163,12 +201,13 @@ void PrefixMemory::keep(int32_t sequence, int32_t first_lost) {
   const bool is_covered = cache_.keep_pages(tokens, first_lost / kPageTokens, [&](int32_t page, std::byte* to) {
     bytes_.read_page(pages[static_cast<size_t>(page)], to);
   });
-  if (is_recurrent() && is_covered)
-    cache_.keep_state(tokens, [&](std::byte* to) { bytes_.read_state(states_.slot(sequence), to); });
+  if (is_covered && tokens.size() == all.size())
+    cache_.keep_state(tokens, [&](std::byte* to) { read_end(sequence, to); }, pinned);
 }
 
 void PrefixMemory::clear(int32_t sequence) {
   pages_.truncate(sequence, 0);
+  if (window_pages_ != nullptr) window_pages_->truncate(sequence, 0);
   tokens_[static_cast<size_t>(sequence)].clear();
   moved_from_[static_cast<size_t>(sequence)] = kNothingMoved;
   states_.clear(sequence);

@@ -4,7 +4,8 @@
 // Keys and values of a token depend on the tokens before it only, so any beginning of a sequence's pages may be reused,
 // unless tokens were moved to other positions (mark_moved): these have seen tokens that are no longer there.
 // A recurrent state is that of one length: a sequence with one can begin where a live sequence ends, or at a checkpoint,
-// as far as pages cover it.
+// as far as pages cover it. Layers with a sliding window may have pages of their own, of which a sequence forgets what is
+// behind the window: it can begin where the window is still there, or at a checkpoint, which then holds a window's pages.
 #pragma once
 
 #include <cstddef>
@@ -43,14 +44,17 @@ struct StateIdentity {
 
 class PrefixMemory {
  public:
-  // The first four outlive this object. tokens: of each sequence, as many as its length in `pages`.
-  PrefixMemory(PagedMemory& pages, StatePool& states, std::vector<std::vector<int32_t>>& tokens,
-               const SequenceBytes& bytes, int64_t budget_bytes, int32_t n_checkpoints);
+  // Those before the budget outlive this object. window_pages: of layers that see `window` tokens, the row's own
+  // included, and of which sequences have as many as in `pages`; nullptr: there are none. tokens: of each sequence.
+  PrefixMemory(PagedMemory& pages, PagedMemory* window_pages, int32_t window, StatePool& states,
+               std::vector<std::vector<int32_t>>& tokens, const SequenceBytes& bytes, int64_t budget_bytes,
+               int32_t n_checkpoints);
 
   // The sequence becomes the longest reusable beginning of `tokens`, at most `most` long. What it held and would lose is
   // kept in host memory first. Throws InvalidArgument for an unknown sequence and a `most` outside [0, tokens].
   PrefixReuse reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most);
-  // Keeps a copy of the state at the end of the sequence; nothing to do without a state or where one is kept already.
+  // Keeps a copy of the state at the end of the sequence, or of the window's pages; nothing to do for models without
+  // either, or where one is kept already.
   void checkpoint(int32_t sequence);
   // Empties the sequence; what it held is kept in host memory.
   void release(int32_t sequence);
@@ -72,12 +76,19 @@ class PrefixMemory {
   struct Plan;
   static constexpr int32_t kNothingMoved = std::numeric_limits<int32_t>::max();
 
-  bool is_recurrent() const { return bytes_.state_bytes() > 0; }
+  // Of what the next token needs beside the pages of all tokens: recurrent state, then the window's pages. 0: nothing.
+  size_t end_bytes() const;
+  void read_end(int32_t sequence, std::byte* to) const;
+  void write_window(int32_t sequence, int32_t length, const std::byte* from);
+  int32_t first_seen(int32_t length) const;  // by the window of the token after `length`
+  int32_t usable(int32_t sequence, int32_t common, int32_t limit) const;
   Plan plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const PrefixCache::Found& found) const;
-  void keep(int32_t sequence, int32_t first_lost);
+  void keep(int32_t sequence, int32_t first_lost, const std::byte* pinned);
   void clear(int32_t sequence);
 
   PagedMemory& pages_;
+  PagedMemory* window_pages_;
+  int32_t window_;
   StatePool& states_;
   std::vector<std::vector<int32_t>>& tokens_;
   const SequenceBytes& bytes_;

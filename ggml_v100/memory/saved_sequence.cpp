@@ -23,7 +23,7 @@ struct Header {
   int32_t page_tokens;
   int32_t length;  // tokens
   uint64_t page_bytes;
-  uint64_t state_bytes;  // of one state; 0 for models that only attend
+  uint64_t state_bytes;  // of the state at one place: recurrent state and the window's pages
   uint64_t n_checkpoints;
 };
 static_assert(sizeof(Header) == 80);
@@ -62,7 +62,8 @@ class Reader {
   std::span<const std::byte> rest_;
 };
 
-Header checked_header(std::span<const std::byte> saved, const StateIdentity& identity, const SequenceBytes& bytes) {
+Header checked_header(std::span<const std::byte> saved, const StateIdentity& identity, size_t page_bytes,
+                      size_t state_bytes) {
   Header header;
   if (saved.size() < sizeof header)
     throw InvalidArgument("sequence state is truncated: " + std::to_string(saved.size()) + " bytes");
@@ -75,8 +76,8 @@ Header checked_header(std::span<const std::byte> saved, const StateIdentity& ide
     throw InvalidArgument("sequence state was saved with another model, quantisation or instruction set");
   if (header.build != identity.build) throw InvalidArgument("sequence state was saved by another build");
   if (header.type_k != identity.type_k || header.type_v != identity.type_v || header.page_tokens != kPageTokens ||
-      header.page_bytes != bytes.page_bytes() || header.state_bytes != bytes.state_bytes())
-    throw InvalidArgument("sequence state was saved with other KV cache types");
+      header.page_bytes != page_bytes || header.state_bytes != state_bytes)
+    throw InvalidArgument("sequence state was saved with other KV cache types, or another choice of full-size windows");
   if (header.positions != identity.positions)
     throw InvalidArgument("sequence state was saved with other rope settings");
   if (header.length < 0 || header.n_checkpoints > static_cast<uint64_t>(header.length))
@@ -100,7 +101,7 @@ Header checked_header(std::span<const std::byte> saved, const StateIdentity& ide
 
 std::vector<std::byte> PrefixMemory::save(int32_t sequence, const StateIdentity& identity) {
   const int32_t length = pages_.length(sequence);
-  const size_t page_bytes = bytes_.page_bytes(), state_bytes = bytes_.state_bytes();
+  const size_t page_bytes = bytes_.page_bytes(), state_bytes = end_bytes();
   const auto pages = pages_.pages(sequence);
   const std::span<const int32_t> tokens = tokens_[static_cast<size_t>(sequence)];
   cache_.begin();
@@ -120,7 +121,7 @@ std::vector<std::byte> PrefixMemory::save(int32_t sequence, const StateIdentity&
   put(&header, sizeof header);
   put(tokens.data(), tokens.size_bytes());
   if (state_bytes > 0 && length > 0) {
-    bytes_.read_state(states_.slot(sequence), to);
+    read_end(sequence, to);
     to += state_bytes;
   }
   for (const PrefixCache::Checkpoint& checkpoint : checkpoints) put(&checkpoint.position, sizeof checkpoint.position);
@@ -138,7 +139,7 @@ void PrefixMemory::load(int32_t sequence, std::span<const std::byte> saved, cons
                         int32_t vocab) {
   pages_.length(sequence);  // throws for an unknown one
   clear(sequence);
-  const Header header = checked_header(saved, identity, bytes_);
+  const Header header = checked_header(saved, identity, bytes_.page_bytes(), end_bytes());
   Reader reader(saved.subspan(sizeof header));
   std::vector<int32_t> tokens = reader.numbers(static_cast<size_t>(header.length));
   for (const int32_t token : tokens)
@@ -155,10 +156,11 @@ void PrefixMemory::load(int32_t sequence, std::span<const std::byte> saved, cons
   pages_.append(sequence, header.length);
   try {
     for (const PageId page : pages_.pages(sequence)) bytes_.write_page(page, reader.take(header.page_bytes));
-    if (header.state_bytes > 0 && header.length > 0) {
+    if (bytes_.state_bytes() > 0 && header.length > 0) {
       bytes_.write_state(states_.begin(sequence), state);
       states_.commit(sequence);
     }
+    if (window_pages_ != nullptr) write_window(sequence, header.length, state + bytes_.state_bytes());
     tokens_[static_cast<size_t>(sequence)] = std::move(tokens);
     cache_.begin();
     for (size_t i = 0; i < positions.size(); ++i)

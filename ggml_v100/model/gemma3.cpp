@@ -86,6 +86,7 @@ Gemma3::Gemma3(Hyperparameters hyperparameters, GemmaHyperparameters gemma, cons
     block.is_windowed = gemma_.is_windowed[static_cast<size_t>(layer)] != 0;
     block.attn_norm = weights.vector(prefix + "attn_norm.weight", hp_.hidden);
     block.attn = load_attention(weights, hp_, layer);
+    block.attn.kv.is_windowed = block.is_windowed;
     kv_shapes_.push_back(block.attn.kv);
     block.attn_q_norm = weights.vector(prefix + "attn_q_norm.weight", hp_.head_dim_k);
     block.attn_k_norm = weights.vector(prefix + "attn_k_norm.weight", hp_.head_dim_k);

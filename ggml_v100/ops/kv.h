@@ -22,6 +22,7 @@ struct KvShape {
   int32_t kv_heads = 0;
   int32_t head_dim_k = 0;  // multiples of 32 for the quantised types
   int32_t head_dim_v = 0;
+  bool is_windowed = false;  // read within a sliding window only
   // Query head h reads kv head (h + skew) / group. group 0: heads / kv_heads, with all kv heads read by equally many.
   int32_t group = 0;
   int32_t skew = 0;

@@ -27,6 +27,7 @@ def load_llama(options: Options) -> Any:
         type_v=options.cache_type_v,
         cache_ram=options.cache_ram if options.given("cache_ram") else None,
         ctx_checkpoints=max(0, options.ctx_checkpoints),
+        swa_full=options.swa_full,
         context_shift=options.context_shift,
         n_keep=options.keep,
         seed=options.seed,

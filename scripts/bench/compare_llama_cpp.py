@@ -65,21 +65,28 @@ def our_side(case: Case, test: Test) -> Iterator[Callable[[], Rates]]:
     model = Model(case.path, n_threads=case.n_threads)
     n_ctx = case.depth + max(test.n_prompt, test.n_generate)
     engine = Engine(
-        model, n_ctx=n_ctx, n_threads=case.n_threads, type_k=case.kv_type, type_v=case.kv_type, n_batch=n_ctx
+        model,
+        n_ctx=2 * n_ctx,
+        n_seq_max=2,
+        n_threads=case.n_threads,
+        type_k=case.kv_type,
+        type_v=case.kv_type,
+        n_batch=n_ctx,
     )
     tokens = random_tokens(model.n_vocab, n_ctx)
     if case.depth:
         engine.decode(tokens[: case.depth])
 
     def measure() -> Rates:
-        engine.truncate(0, case.depth)
+        engine.fork(0, 1, case.depth)  # a recurrent state can be shared but not cut back
+        prompt_tokens = tokens[case.depth : case.depth + test.n_prompt]
         start = time.perf_counter()
-        engine.decode(tokens[case.depth : case.depth + test.n_prompt])  # only the last row makes logits, as in a server
+        engine.decode(prompt_tokens, [1] * len(prompt_tokens))  # only the last row makes logits, as in a server
         prompt = time.perf_counter() - start
-        engine.truncate(0, case.depth)
+        engine.fork(0, 1, case.depth)
         start = time.perf_counter()
         for token in tokens[case.depth : case.depth + test.n_generate]:
-            engine.decode([token])
+            engine.decode([token], [1])
             engine.logits()
         return test.n_prompt / prompt, test.n_generate / (time.perf_counter() - start)
 

@@ -350,7 +350,7 @@ def test_values_that_ask_for_nothing_are_accepted_silently(argv):
 
 
 @pytest.mark.parametrize(
-    "argv", [["-ngl", "99"], ["-fa", "off"], ["-mg", "1"], ["--threads-http", "4"], ["-dt", "0.1"]]
+    "argv", [["-ngl", "99"], ["-fa", "off"], ["--no-repack"], ["--threads-http", "4"], ["-dt", "0.1"]]
 )
 def test_harmless_options_without_effect_are_accepted_with_one_line(argv):
     (notice,) = read(*argv).notices

@@ -60,6 +60,7 @@ class Bench:
                 max_queue=max_queue,
                 max_passes=max_passes,
                 checkpoints=checkpoints,
+                can_cut=not engine.get("is_recurrent", False),
             ),
             make_work=Work,
             deliver=self.events.extend,

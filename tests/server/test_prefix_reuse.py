@@ -61,6 +61,14 @@ def test_while_generating_the_state_is_kept_at_every_full_page() -> None:
     assert [length for _, length in bench.engine.checkpoints] == [256, 512]
 
 
+def test_steps_of_several_tokens_end_where_a_state_is_kept() -> None:
+    """Models with sliding windows keep states, too, and draw several tokens in a step."""
+    bench = Bench(n_ctx=16 * PAGE, checkpoints=RULE, cache_tokens=100_000, max_passes=4)
+    ask(bench, line(201, 1), n=400)
+    assert bench.engine.n_extra_passes > 200
+    assert [length for _, length in bench.engine.checkpoints] == [256, 512]
+
+
 def test_a_follow_up_an_edit_and_a_second_try_compute_little_more_than_what_is_new() -> None:
     bench = hybrid()
     system, question = line(300, 1), line(40, 2)
@@ -103,6 +111,19 @@ def test_without_host_memory_only_what_slots_hold_is_reused() -> None:
         generation = ask(bench, prompt)
         assert computed(generation) >= 299  # all begin with the same token
         assert generation.reuse.limit == "not cached"
+
+
+def test_short_texts_are_not_worth_a_copy_but_what_a_prompt_shares_with_its_slot_is_reused() -> None:
+    bench = Bench(n_slots=1, n_ctx=4 * PAGE, cache_tokens=10_000)
+    first = ask(bench, line(40, 1), n=2)
+    again = ask(bench, [*first.prompt[:30], *b"xyz"], n=2)
+    assert (again.n_cached, again.reuse.source) == (30, "own")
+    ask(bench, line(62, 2), n=2, cache_prompt=False)
+    ask(bench, line(63, 3), n=2, cache_prompt=False)
+    assert bench.engine.cache.used == 0
+    ask(bench, line(64, 4), n=1)  # holds as many
+    ask(bench, line(64, 5), n=1)
+    assert bench.engine.cache.used == 2 * 64
 
 
 def test_the_longest_prefix_is_shared_from_a_busy_slot_at_a_state() -> None:

@@ -51,6 +51,7 @@ class Model:
 
     live = 0
     is_recurrent = False
+    n_swa = 0
     answer: list[int] | None = None
     marker = FIRST_BYTE + ord(">")
 

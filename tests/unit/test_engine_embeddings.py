@@ -166,6 +166,7 @@ def test_pools_are_checked() -> None:
     ("key", "value", "message"),
     [
         ("qwen3.pooling_type", 5, "pooling_type is 5"),
+        ("qwen3.attention.causal", False, "attention.causal is false"),
         ("qwen3.classifier.output_labels", ["a"], "cls.output.weight has shape"),
     ],
 )

@@ -38,6 +38,10 @@ def test_append_then_truncate_restores_tokens_and_page_count(driver: Path) -> No
     run(driver, "rollback")
 
 
+def test_forgotten_pages_are_free_and_stay_forgotten(driver: Path) -> None:
+    run(driver, "forgetting")
+
+
 def test_bad_sequences_and_counts_are_invalid_arguments(driver: Path) -> None:
     run(driver, "invalid")
 

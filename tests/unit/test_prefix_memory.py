@@ -30,12 +30,13 @@ def run(driver: Path, *arguments: str) -> None:
     assert result.returncode == 0, f"{' '.join(arguments)}: exit status {result.returncode}\n{result.stderr}"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4, 5])  # even ones with a recurrent state; 1 and 4 with room for a few entries
+# Even seeds have a recurrent state, those above 6 sliding windows; 1, 4 and 7 have room for a few entries.
+@pytest.mark.parametrize("seed", [1, 2, 4, 5, 7, 8])
 def test_random_operations_with_a_small_budget_and_failing_copies(driver: Path, seed: int) -> None:
-    run(driver, "random", str(seed), "24000")
+    run(driver, "random", str(seed), "16000")
 
 
-@pytest.mark.parametrize("seed", [3, 6])
+@pytest.mark.parametrize("seed", [3, 6, 9])
 def test_with_memory_for_everything_exactly_the_longest_known_beginning_is_reused(driver: Path, seed: int) -> None:
     run(driver, "random", str(seed), "3000")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +16,34 @@ from pyllama._engine import Engine, Model, PrefixReuse, Sampler, Work
 from pyllama.errors import InvalidArgument
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
+from support.tiny_models import write_tiny_model
 from support.tiny_qwen4exp import write_tiny_qwen4exp
 
 PAGE = 256
 NO_LIMIT = -1
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen35", "qwen4exp"])
+WINDOW = 100
+
+
+def write_tiny_windowed(path: Path, **arguments: Any) -> Path:
+    return write_tiny_model(
+        path, "gemma3", n_layer=6, metadata={"gemma3.attention.sliding_window": WINDOW}, **arguments
+    )
+
+
+# Of each kind of memory one model.
+WRITERS = {
+    "llama": write_tiny_llama,
+    "qwen35": write_tiny_hybrid,
+    "gemma3": write_tiny_windowed,
+    "qwen4exp": write_tiny_qwen4exp,
+}
+
+
+@pytest.fixture(scope="module", params=list(WRITERS))
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    write = {"llama": write_tiny_llama, "qwen35": write_tiny_hybrid, "qwen4exp": write_tiny_qwen4exp}[request.param]
-    model = Model(write(path))
+    model = Model(WRITERS[request.param](tmp_path_factory.mktemp("models") / f"{request.param}.gguf"))
     yield model
     model.close()
 
@@ -47,6 +65,7 @@ def new_engine(
         n_ubatch=64,
         cache_bytes=cache_bytes,
         n_checkpoints=n_checkpoints,
+        swa_full=False,
     )
 
 
@@ -71,7 +90,8 @@ def run_with_checkpoints(engine: Engine, seq_id: int, tokens: list[int], positio
 
 
 def cold(model: Model, tokens: list[int]) -> np.ndarray:
-    engine = new_engine(model, 0)
+    """The logits of the last token of a prompt in a new engine that forgets nothing."""
+    engine = Engine(model, n_ctx=16 * PAGE, n_ubatch=512)
     logits = run(engine, 0, tokens)
     engine.close()
     return logits
@@ -104,7 +124,7 @@ def test_an_edited_prompt_goes_on_from_the_last_usable_place(model: Model, engin
     run_with_checkpoints(engine, 0, tokens, [100, 300, 650])
     edited = tokens[:400] + random_tokens(model, 200, seed=2)
     reuse = reuse_and_finish(model, engine, 0, edited)
-    if model.is_recurrent:
+    if engine.needs_checkpoints:
         assert reuse == PrefixReuse(300, 400, "own", 300, "no checkpoint")
     else:
         assert reuse == PrefixReuse(400, 400, "own", -1, "not cached")
@@ -115,7 +135,7 @@ def test_what_an_edit_loses_is_there_when_the_edit_is_undone(model: Model, engin
     run_with_checkpoints(engine, 0, tokens, [300])
     reuse_and_finish(model, engine, 0, tokens[:400] + random_tokens(model, 200, seed=2))
     reuse = reuse_and_finish(model, engine, 0, [*tokens, 5, 6, 7])
-    assert reuse == PrefixReuse(700, 700, "host", 700 if model.is_recurrent else -1, "not cached")
+    assert reuse == PrefixReuse(700, 700, "host", 700 if engine.needs_checkpoints else -1, "not cached")
 
 
 def test_another_sequence_gives_its_beginning_and_shares_its_pages(model: Model, engine: Engine) -> None:
@@ -139,7 +159,9 @@ def test_a_released_sequence_comes_back_from_host_memory(model: Model, engine: E
     assert (engine.length(0), engine.free_tokens()) == (0, before + 3 * PAGE)
     for seq_id, source in ((1, "host"), (2, "other")):
         reuse = reuse_and_finish(model, engine, seq_id, tokens + random_tokens(model, 40, seed=seq_id))
-        assert reuse == PrefixReuse(600, 600, source, 600 if model.is_recurrent else -1, "not cached")
+        # A live sequence that has gone on still has the window of its earlier end, but not the recurrent state.
+        takes_checkpoint = model.is_recurrent or (engine.needs_checkpoints and source == "host")
+        assert reuse == PrefixReuse(600, 600, source, 600 if takes_checkpoint else -1, "not cached")
 
 
 def test_a_cleared_sequence_is_forgotten(model: Model, engine: Engine) -> None:
@@ -189,14 +211,14 @@ def test_a_checkpoint_may_lie_anywhere(hybrid: Model, position: int) -> None:
     engine.close()
 
 
-def test_checkpoints_are_for_recurrent_models_and_kept_once(model: Model, engine: Engine) -> None:
+def test_checkpoints_are_for_models_that_need_them_and_kept_once(model: Model, engine: Engine) -> None:
     engine.checkpoint(0)  # an empty sequence has no state worth keeping
     run(engine, 0, random_tokens(model, 20))
     for _ in range(3):
         engine.checkpoint(0)
     usage = engine.cache_usage()
-    assert usage.n_checkpoints == (1 if model.is_recurrent else 0)
-    assert (usage.checkpoint_bytes > 0) == model.is_recurrent
+    assert usage.n_checkpoints == (1 if engine.needs_checkpoints else 0)
+    assert (usage.checkpoint_bytes > 0) == engine.needs_checkpoints
 
 
 def test_the_budget_holds_and_zero_keeps_nothing(model: Model) -> None:
@@ -219,7 +241,7 @@ def test_copies_in_host_memory_are_reused_as_far_as_pages_are_free(model: Model)
     engine.release(0)
     run(engine, 1, random_tokens(model, 4 * PAGE, seed=2))
     reuse = engine.reuse_prefix(0, [*tokens, 3], 4 * PAGE)
-    assert reuse == PrefixReuse(2 * PAGE, 4 * PAGE, "host", 2 * PAGE if model.is_recurrent else -1, "no page")
+    assert reuse == PrefixReuse(2 * PAGE, 4 * PAGE, "host", 2 * PAGE if engine.needs_checkpoints else -1, "no page")
     engine.clear(1)
     np.testing.assert_array_equal(run(engine, 0, tokens[2 * PAGE : 700]), cold(model, tokens[:700]))
     engine.close()
@@ -232,10 +254,10 @@ def test_a_saved_sequence_brings_its_checkpoints_along(model: Model, engine: Eng
     restarted = new_engine(model)
     restarted.load_sequence(2, state)
     assert restarted.length(2) == 700
-    assert restarted.cache_usage().n_checkpoints == (2 if model.is_recurrent else 0)
+    assert restarted.cache_usage().n_checkpoints == (2 if restarted.needs_checkpoints else 0)
     np.testing.assert_array_equal(run(restarted, 2, [3, 4, 5]), cold(model, [*tokens, 3, 4, 5]))
     edited = tokens[:500] + random_tokens(model, 20, seed=2)
-    assert reuse_and_finish(model, restarted, 2, edited).length == (450 if model.is_recurrent else 500)
+    assert reuse_and_finish(model, restarted, 2, edited).length == (450 if restarted.needs_checkpoints else 500)
     restarted.close()
 
 
@@ -255,11 +277,11 @@ def test_damage_anywhere_in_a_saved_sequence_is_found(model: Model, engine: Engi
 
 def test_a_state_of_another_quantisation_or_rotation_is_refused(model: Model, engine: Engine, tmp_path: Path) -> None:
     run(engine, 0, random_tokens(model, 10))
-    write = write_tiny_hybrid if model.is_recurrent else write_tiny_llama
-    quantised = new_engine(Model(write(tmp_path / "q8.gguf", weight_type="q8_0")))
+    write = WRITERS[model.architecture]
+    quantised = new_engine(Model(write(tmp_path / "bf16.gguf", weight_type="bf16")))
     with pytest.raises(InvalidArgument, match="another model, quantisation"):
         quantised.load_sequence(0, engine.save_sequence(0))
-    rotated = Engine(model, n_ctx=PAGE, rope_freq_base=5000.0)
+    rotated = Engine(model, n_ctx=PAGE, rope_freq_base=5000.0, swa_full=False)
     with pytest.raises(InvalidArgument, match="rope settings"):
         rotated.load_sequence(0, engine.save_sequence(0))
 

@@ -44,6 +44,7 @@ class DenseFamily:
     tokenizer_kinds: ClassVar[tuple[str, ...]] = ("byte-level",)  # in order of preference
     activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")  # key in config.json, the only value
     default_head_dim: ClassVar[int] = 0  # 0: H / Hq
+    names_head_dim: ClassVar[bool] = False  # in files also where it is H / Hq
     defaults: ClassVar[Mapping[str, Any]] = {}  # of config.json, which leaves out what transformers takes for granted
     rope_kinds: ClassVar[tuple[str, ...]] = ("default", "linear", "dynamic", "yarn")
     ignored: ClassVar[re.Pattern[str]] = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -83,10 +84,14 @@ class DenseFamily:
         if choice != "keep":
             raise InvalidArgument(f"{self.architecture} models have no blocks for multi-token prediction")
 
+    @property
+    def n_blocks(self) -> int:
+        return self.layers
+
     def key_values(self) -> list[KeyValue]:
         prefix = self.architecture
         keys = [
-            KeyValue(f"{prefix}.block_count", "u32", self.layers),
+            KeyValue(f"{prefix}.block_count", "u32", self.n_blocks),
             KeyValue(f"{prefix}.context_length", "u32", self.rope.context_length),
             KeyValue(f"{prefix}.embedding_length", "u32", self.hidden),
             *([KeyValue(f"{prefix}.feed_forward_length", "u32", self.ffn)] if self.ffn else []),
@@ -96,7 +101,8 @@ class DenseFamily:
             KeyValue(f"{prefix}.attention.layer_norm_rms_epsilon", "f32", self.config.number("rms_norm_eps")),
             KeyValue(f"{prefix}.vocab_size", "u32", self.vocab_size),
         ]
-        if self.config.get("head_dim") is not None or self.heads * self.head_dim != self.hidden:
+        follows = self.heads * self.head_dim == self.hidden and self.config.get("head_dim") is None
+        if self.names_head_dim or not follows:
             keys.append(KeyValue(f"{prefix}.attention.key_length", "u32", self.head_dim))
             keys.append(KeyValue(f"{prefix}.attention.value_length", "u32", self.head_dim))
         return keys

@@ -28,6 +28,7 @@ class Gemma3(DenseFamily):
     tokenizer_kinds = ("sentencepiece", "byte-fallback", "byte-level")
     activation = ("hidden_activation", "gelu_pytorch_tanh")
     default_head_dim = 256
+    names_head_dim = True
     rope_kinds = ("default", "linear")
     ignored = re.compile(r".*\.rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*")
     defaults: ClassVar[Mapping[str, Any]] = {
@@ -58,9 +59,6 @@ class Gemma3(DenseFamily):
 
     def key_values(self) -> list[KeyValue]:
         keys = super().key_values()
-        if not any(key.key == "gemma3.attention.key_length" for key in keys):
-            keys.append(KeyValue("gemma3.attention.key_length", "u32", self.head_dim))
-            keys.append(KeyValue("gemma3.attention.value_length", "u32", self.head_dim))
         if any(self.windowed):
             local_base = self.config.number("rope_local_base_freq", 10000.0)
             if (section := self._rope_section("sliding_attention")) is not None:

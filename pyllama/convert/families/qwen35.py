@@ -10,7 +10,7 @@ the embedding of the next token and the state of the last layer.
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from pyllama.gguf import KeyValue
 from ..config import Config
 from ..rope import Rope, rope_section
 from ..safetensors import StoredTensor
-from ..tensor import Tensor, plus_one
+from ..tensor import Order, Tensor, plus_one
 from .dense import DenseFamily, Layer
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class Qwen35(DenseFamily):
     hf_architectures = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
     model_types = ("qwen3_5", "qwen3_5_text")
     default_head_dim = 256
+    names_head_dim = True
     rope_kinds = ("default", "linear", "yarn")
     ignored = re.compile(r".*\.rotary_emb\.inv_freq|model\.visual\..*")  # the vision part is a file of its own
     attention_types: tuple[str, ...] = ("full_attention",)  # in layer_types
@@ -79,13 +80,14 @@ class Qwen35(DenseFamily):
         if choice == "only" and not self.mtp_layers:
             raise InvalidArgument(f"{self.config.source}: the model has no block for multi-token prediction")
 
+    @property
+    def n_blocks(self) -> int:
+        return self.layers + self.mtp_layers
+
     def key_values(self) -> list[KeyValue]:
         prefix = self.architecture
-        keys = [key for key in super().key_values() if not key.key.endswith((".key_length", ".value_length"))]
-        keys[0] = KeyValue(f"{prefix}.block_count", "u32", self.layers + self.mtp_layers)
-        keys += [
-            KeyValue(f"{prefix}.attention.key_length", "u32", self.head_dim),
-            KeyValue(f"{prefix}.attention.value_length", "u32", self.head_dim),
+        keys = [
+            *super().key_values(),
             KeyValue(f"{prefix}.rope.dimension_count", "u32", self.rotary_dims),
             KeyValue(f"{prefix}.rope.dimension_sections", "i32[]", self._sections()),
             KeyValue(f"{prefix}.ssm.conv_kernel", "u32", self.taps),
@@ -166,7 +168,7 @@ class Qwen35(DenseFamily):
         yield Tensor(block + "ssm_norm.weight", (self.state_size,), module + "norm.weight")
         yield Tensor(block + "ssm_out.weight", (hidden, values), module + "out_proj.weight", columns=value_rows)
 
-    def _value_order(self, size: int, behind: int = 0) -> Callable[[], NDArray[np.int64]] | None:
+    def _value_order(self, size: int, behind: int = 0) -> Order | None:
         """Of `size` rows per value head that stand behind others; None where the order is the same."""
         if self.key_heads in (1, self.value_heads):
             return None

@@ -309,6 +309,47 @@ void rollback() {
   world.check();
 }
 
+void forgetting() {
+  using v100::InvalidArgument;
+  World world(6, 2);
+  world.append(0, 1000);
+  world.fork(0, 1, 600);
+  PagedMemory& m = world.memory;
+  m.forget(0, 600);  // two whole pages lie before it, which the fork still holds
+  require_equal("first token kept", m.first_kept(0), 512);
+  require_equal("free pages while another sequence holds them", m.free_pages(), 2);
+  require_equal("forgotten page", m.pages(0)[1], v100::kNoPage);
+  m.forget(0, 100);  // cannot come back
+  require_equal("first token kept", m.first_kept(0), 512);
+  m.clear(1);
+  require_equal("free pages", m.free_pages(), 4);
+  require_throws<InvalidArgument>("the end of a cut sequence on a forgotten page", [&] { m.truncate(0, 511); });
+  require_throws<InvalidArgument>("the end of a fork on a forgotten page", [&] { m.fork(0, 1, 300); });
+  require_equal("length after a refusal", m.length(0), 1000);
+  m.fork(0, 1, 700);
+  require_equal("first token kept by a fork", m.first_kept(1), 512);
+  require_equal("free pages after a fork", m.free_pages(), 4);
+  m.append(1, 1);  // the shared page that tokens 512 to 700 lie on is copied
+  require_equal("copies", world.copies, 1);
+  m.truncate(0, 512);  // only forgotten pages are left: the next token begins a new one
+  m.append(0, 1);
+  require_equal("pages of the cut sequence", static_cast<int64_t>(m.pages(0).size()), 3);
+  m.truncate(0, 0);
+  require_equal("first token kept by an empty sequence", m.first_kept(0), 0);
+
+  m.begin_at(0, 600, 1200);
+  require_equal("length of a sequence that begins at its window", m.length(0), 1200);
+  require_equal("first token kept", m.first_kept(0), 512);
+  require_equal("free pages", m.free_pages(), 2);
+  require_throws<v100::ContextFull>("a window larger than the pool", [&] { m.begin_at(1, 0, 1200); });
+  require_equal("length after a refusal", m.length(1), 701);
+  m.begin_at(0, 0, 1200);  // its own pages count as free
+  require_equal("free pages", m.free_pages(), 0);
+  m.clear(0);
+  m.clear(1);
+  require_equal("free pages", m.free_pages(), 6);
+}
+
 void invalid() {
   World world(4, 2);
   world.append(0, 10);
@@ -347,8 +388,11 @@ void invalid() {
 
 int main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";
-  const std::map<std::string, std::function<void()>> cases = {
-      {"copy_on_write", copy_on_write}, {"full", full}, {"rollback", rollback}, {"invalid", invalid}};
+  const std::map<std::string, std::function<void()>> cases = {{"copy_on_write", copy_on_write},
+                                                              {"full", full},
+                                                              {"rollback", rollback},
+                                                              {"forgetting", forgetting},
+                                                              {"invalid", invalid}};
   try {
     if (name == "random" && argc == 4) {
       random_operations(static_cast<uint32_t>(std::stoul(argv[2])), std::stoi(argv[3]));

@@ -2,7 +2,8 @@
 // its tokens, for host memory the set of beginnings that ought to be there.
 //
 // Every token of a page holds a hash of all tokens up to it, a state the hash of all its tokens, so bytes in a wrong place
-// are found. usage: prefix_memory_driver CASE [SEED OPERATIONS]. Exit status 0, or 1 with the first difference on stderr.
+// are found. Seeds: even ones have a recurrent state, those above 6 sliding windows, multiples of 3 memory for everything.
+// usage: prefix_memory_driver CASE [SEED OPERATIONS]. Exit status 0, or 1 with the first difference on stderr.
 #include <cstdio>
 #include <cstring>
 #include <functional>
@@ -77,8 +78,9 @@ int32_t common_prefix(const Tokens& a, const Tokens& b) {
 // Pages and slots as plain arrays. The nth access from now fails where that is asked for.
 class Bytes : public v100::SequenceBytes {
  public:
-  Bytes(int32_t n_pages, int32_t n_slots, bool is_recurrent)
+  Bytes(int32_t n_pages, int32_t n_window_pages, int32_t n_slots, bool is_recurrent)
       : pages(static_cast<size_t>(n_pages), std::vector<uint64_t>(kPageTokens, 0)),
+        window_pages(static_cast<size_t>(n_window_pages), std::vector<uint64_t>(kPageTokens, 0)),
         states(static_cast<size_t>(n_slots), std::vector<uint64_t>(is_recurrent ? 600 : 0, 0)) {}
   size_t page_bytes() const override { return kPageTokens * sizeof(uint64_t); }
   size_t state_bytes() const override { return states.at(0).size() * sizeof(uint64_t); }
@@ -90,6 +92,15 @@ class Bytes : public v100::SequenceBytes {
     fail<WriteFailed>();
     std::memcpy(pages.at(static_cast<size_t>(page)).data(), from, page_bytes());
   }
+  size_t window_page_bytes() const override { return window_pages.empty() ? 0 : page_bytes(); }
+  void read_window_page(PageId page, std::byte* to) const override {
+    fail<ReadFailed>();
+    std::memcpy(to, window_pages.at(static_cast<size_t>(page)).data(), page_bytes());
+  }
+  void write_window_page(PageId page, const std::byte* from) const override {
+    fail<WriteFailed>();
+    std::memcpy(window_pages.at(static_cast<size_t>(page)).data(), from, page_bytes());
+  }
   void read_state(int32_t slot, std::byte* to) const override {
     fail<ReadFailed>();
     std::memcpy(to, states.at(static_cast<size_t>(slot)).data(), state_bytes());
@@ -99,7 +110,7 @@ class Bytes : public v100::SequenceBytes {
     std::memcpy(states.at(static_cast<size_t>(slot)).data(), from, state_bytes());
   }
 
-  mutable std::vector<std::vector<uint64_t>> pages, states;
+  mutable std::vector<std::vector<uint64_t>> pages, window_pages, states;
   mutable int accesses_to_failure = -1;
 
  private:
@@ -118,13 +129,13 @@ struct HostModel {
   bool is_kept = false;  // only what is compared is worth its time
 
   void spell(const std::vector<uint64_t>& hashes) { spelt.insert(hashes.begin() + 1, hashes.end()); }
-  void keep(const Tokens& tokens, int32_t first_lost, bool is_recurrent) {
+  void keep(const Tokens& tokens, int32_t first_lost, bool has_end) {
     if (!is_kept) return;
     const auto hashes = prefix_hashes(tokens);
     spell(hashes);
     for (size_t p = static_cast<size_t>(first_lost / kPageTokens) * kPageTokens + 1; p < hashes.size(); ++p)
       covered.insert(hashes[p]);
-    if (is_recurrent) states.insert(hashes.back());
+    if (has_end) states.insert(hashes.back());
   }
   void checkpoint(const Tokens& tokens) {
     if (!is_kept) return;
@@ -135,22 +146,30 @@ struct HostModel {
 };
 
 struct World {
-  World(int32_t n_pages, int32_t n_sequences, bool is_recurrent, int64_t budget, int32_t n_checkpoints)
-      : bytes(n_pages, 2 * n_sequences, is_recurrent),
+  // window 0: no layers with one.
+  World(int32_t n_pages, int32_t n_sequences, bool is_recurrent, int32_t window, int64_t budget, int32_t n_checkpoints)
+      : bytes(n_pages, window == 0 ? 0 : n_pages + n_sequences * (window / kPageTokens + 2), 2 * n_sequences,
+              is_recurrent),
         pages(n_pages, n_sequences,
               [this](PageId from, PageId to) {
                 bytes.pages.at(static_cast<size_t>(to)) = bytes.pages.at(static_cast<size_t>(from));
               }),
+        windows(static_cast<int32_t>(bytes.window_pages.size()), n_sequences,
+                [this](PageId from, PageId to) {
+                  bytes.window_pages.at(static_cast<size_t>(to)) = bytes.window_pages.at(static_cast<size_t>(from));
+                }),
+        window(window),
         states(n_sequences),
         tokens(static_cast<size_t>(n_sequences)),
         expected(static_cast<size_t>(n_sequences)),
         recurrent(is_recurrent),
-        memory(pages, states, tokens, bytes, budget, n_checkpoints) {
+        memory(pages, window == 0 ? nullptr : &windows, window, states, tokens, bytes, budget, n_checkpoints) {
     host.is_kept = budget < 0;
   }
 
   Bytes bytes;
-  PagedMemory pages;
+  PagedMemory pages, windows;
+  int32_t window;
   StatePool states;
   std::vector<Tokens> tokens;
   std::vector<Tokens> expected;
@@ -160,14 +179,23 @@ struct World {
 
   Tokens& held(int32_t s) { return expected.at(static_cast<size_t>(s)); }
   int32_t n() const { return pages.n_sequences(); }
+  bool has_end() const { return recurrent || window > 0; }
+  int32_t first_seen(int32_t length) const { return std::max(0, length + 1 - window); }
+  // Whether what follows the first `length` tokens can be computed from what the live sequence holds.
+  bool is_usable(int32_t s, int32_t length) const {
+    if (recurrent && length != pages.length(s)) return false;
+    return window == 0 || windows.first_kept(s) <= first_seen(length);
+  }
 
   // As a step does.
   void append(int32_t s, const Tokens& added) {
+    if (window > 0) windows.forget(s, first_seen(pages.length(s)));
     try {
       pages.append(s, static_cast<int32_t>(added.size()));
     } catch (const v100::ContextFull&) {
       return;
     }
+    if (window > 0) windows.append(s, static_cast<int32_t>(added.size()));  // there is always room, see the engine
     Tokens& all = held(s);
     const size_t before = all.size();
     all.insert(all.end(), added.begin(), added.end());
@@ -175,6 +203,8 @@ struct World {
     const auto hashes = prefix_hashes(all);
     for (size_t i = before; i < all.size(); ++i)
       bytes.pages[static_cast<size_t>(pages.pages(s)[i / kPageTokens])][i % kPageTokens] = hashes[i + 1];
+    for (size_t i = before; i < all.size() && window > 0; ++i)
+      bytes.window_pages[static_cast<size_t>(windows.pages(s)[i / kPageTokens])][i % kPageTokens] = ~hashes[i + 1];
     if (recurrent && !added.empty()) {
       auto& state = bytes.states[static_cast<size_t>(states.begin(s))];
       state.front() = state.back() = hashes.back();
@@ -183,31 +213,34 @@ struct World {
   }
   void clear(int32_t s) {
     pages.clear(s);
+    windows.clear(s);
     states.clear(s);
     tokens[static_cast<size_t>(s)].clear();
     held(s).clear();
   }
   void truncate(int32_t s, int32_t length) {
-    if (recurrent && length != 0) return;
+    if (length != 0 && !is_usable(s, length)) return;
     pages.truncate(s, length);
+    if (window > 0) windows.truncate(s, length);
     tokens[static_cast<size_t>(s)].resize(static_cast<size_t>(length));
     held(s).resize(static_cast<size_t>(length));
     if (length == 0) states.clear(s);
   }
   void fork(int32_t from, int32_t to, int32_t length) {
-    if (recurrent) length = static_cast<int32_t>(held(from).size());
+    if (!is_usable(from, length)) length = static_cast<int32_t>(held(from).size());
     pages.fork(from, to, length);
+    if (window > 0) windows.fork(from, to, length);
     const Tokens shared(held(from).begin(), held(from).begin() + length);
     held(to) = tokens[static_cast<size_t>(to)] = shared;
     length > 0 ? states.fork(from, to) : states.clear(to);
   }
   void checkpoint(int32_t s) {
     memory.checkpoint(s);
-    if (recurrent && !held(s).empty()) host.checkpoint(held(s));
+    if (has_end() && !held(s).empty()) host.checkpoint(held(s));
   }
   void release(int32_t s) {
     memory.release(s);
-    if (!held(s).empty()) host.keep(held(s), 0, recurrent);
+    if (!held(s).empty()) host.keep(held(s), 0, has_end());
     held(s).clear();
   }
 
@@ -223,7 +256,7 @@ struct World {
       ++host_covered;
     while (known < n_tokens && host.spelt.contains(hashes[static_cast<size_t>(known) + 1])) ++known;
     covered = std::min(std::max(covered, host_covered), most);
-    if (!recurrent) return {covered, known};
+    if (!has_end()) return {covered, known};
     int32_t usable = 0;
     for (int32_t p = 1; p <= covered; ++p)
       if (host.states.contains(hashes[static_cast<size_t>(p)])) usable = p;
@@ -231,9 +264,9 @@ struct World {
   }
   int32_t best_live(const Tokens& prompt, int32_t most) const {
     int32_t best = 0;
-    for (const Tokens& other : expected) {
-      const int32_t common = std::min(common_prefix(other, prompt), most);
-      if (!recurrent || common == static_cast<int32_t>(other.size())) best = std::max(best, common);
+    for (int32_t s = 0; s < n(); ++s) {
+      const int32_t common = std::min(common_prefix(expected[static_cast<size_t>(s)], prompt), most);
+      if (is_usable(s, common)) best = std::max(best, common);
     }
     return best;
   }
@@ -250,11 +283,11 @@ struct World {
     if (reuse.limit == "") require_equal(what + ": all", reuse.length, static_cast<int64_t>(prompt.size()));
     if (reuse.limit == "prompt") require_equal(what + ": most", reuse.length, most);
     if (reuse.checkpoint >= 0) require_equal(what + ": checkpoint", reuse.checkpoint, reuse.length);
-    require(recurrent || reuse.limit != "no checkpoint", what + ": no checkpoint without a state");
+    require(has_end() || reuse.limit != "no checkpoint", what + ": no checkpoint without a state");
     if (is_exact && reuse.limit != "no page") require_equal(what + ": best", reuse.length, best);
     if (is_exact) require_equal(what + ": matched", reuse.matched, known);
     const int32_t kept = std::min(reuse.length, common_prefix(before, prompt));
-    if (kept < static_cast<int32_t>(before.size())) host.keep(before, kept, recurrent);
+    if (kept < static_cast<int32_t>(before.size())) host.keep(before, kept, has_end());
     held(s).assign(prompt.begin(), prompt.begin() + reuse.length);
     return reuse;
   }
@@ -269,6 +302,18 @@ struct World {
     for (size_t i = 0; i < all.size(); ++i)
       if (bytes.pages[static_cast<size_t>(list[i / kPageTokens])][i % kPageTokens] != hashes[i + 1])
         throw std::logic_error(where + ": wrong page bytes at token " + std::to_string(i));
+    if (window > 0) {
+      require_equal(where + " length of windows", windows.length(s), static_cast<int64_t>(all.size()));
+      require(windows.first_kept(s) <= first_seen(windows.length(s)), where + ": its window is gone");
+      const auto window_list = windows.pages(s);
+      for (auto i = static_cast<size_t>(windows.first_kept(s)); i < all.size(); ++i) {
+        const PageId page = window_list[i / kPageTokens];
+        // What is behind the window may be on a page that begins within it, but need not have come along.
+        if (static_cast<int32_t>(i) < first_seen(windows.length(s)) / kPageTokens * kPageTokens) continue;
+        if (bytes.window_pages.at(static_cast<size_t>(page))[i % kPageTokens] != ~hashes[i + 1])
+          throw std::logic_error(where + ": wrong window bytes at token " + std::to_string(i));
+      }
+    }
     require_equal(where + " has a state", states.slot(s) >= 0, recurrent && !all.empty());
     require_equal(where + " writes a state", states.written(s), -1);
     if (states.slot(s) < 0) return;
@@ -282,6 +327,18 @@ struct World {
       used.insert(pages.pages(s).begin(), pages.pages(s).end());
     }
     require_equal("free pages", pages.free_pages(), pages.n_pages() - static_cast<int64_t>(used.size()));
+    used.clear();
+    for (int32_t s = 0; s < n() && window > 0; ++s)
+      for (const PageId page : windows.pages(s))
+        if (page != v100::kNoPage) used.insert(page);
+    require_equal("free pages of windows", windows.free_pages(), windows.n_pages() - static_cast<int64_t>(used.size()));
+  }
+  // Of one place: the recurrent state, and as many pages as the tokens that a window leaves to look back at may touch.
+  int64_t end_bytes() const {
+    int32_t most = 0;
+    for (int32_t first = 0; first < kPageTokens && window > 1; ++first)
+      most = std::max(most, (first + window - 2) / kPageTokens + 1);
+    return static_cast<int64_t>(bytes.state_bytes() + static_cast<size_t>(most) * bytes.window_page_bytes());
   }
   void check_usage(int64_t budget) const {
     const v100::CacheUsage usage = memory.usage();
@@ -292,7 +349,7 @@ struct World {
     require(usage.n_nodes >= 0 && usage.n_checkpoints >= 0 && usage.kv_bytes >= 0, "negative usage");
     require(usage.n_nodes == 0 ? usage.used == 0 : of_nodes % usage.n_nodes == 0, "nodes of different size");
     require_equal("bytes of checkpoints", usage.checkpoint_bytes,
-                  usage.n_checkpoints * (static_cast<int64_t>(bytes.state_bytes() + 4095) / 4096 * 4096));
+                  usage.n_checkpoints * ((end_bytes() + 4095) / 4096 * 4096));
   }
 };
 
@@ -305,9 +362,11 @@ void random_operations(uint32_t seed, int operations) {
   const auto below = [&](int64_t n) { return static_cast<int32_t>(random() % static_cast<uint64_t>(n)); };
   const bool is_recurrent = seed % 2 == 0;
   const bool is_exact = seed % 3 == 0;
+  const bool is_windowed = seed > 6;
   const int32_t n = 2 + below(4);
   const int64_t budget = is_exact ? -1 : (seed % 3 == 1 ? 3 : 40) * 8192 + below(9000);
-  World world(2 * n + below(6), n, is_recurrent, budget, is_exact ? 1 << 20 : 1 + below(12));
+  World world(2 * n + below(6), n, is_recurrent, is_windowed ? 1 + below(700) : 0, budget,
+              is_exact ? 1 << 20 : 1 + below(12));
   std::vector<Tokens> texts(8);  // what prompts are cut from
   std::vector<std::byte> saved;
   Tokens saved_tokens;
@@ -407,9 +466,11 @@ void random_operations(uint32_t seed, int operations) {
   require(seed % 3 == 1 || counts.from_host > 0, "the random walk missed host memory");
   require(is_exact ? counts.no_page > 0 : usage.n_evicted > 0 && counts.failed > 0,
           "the random walk missed full pools, evictions or failures");
-  require(!is_recurrent || seed % 3 == 1 || counts.from_checkpoint > 0, "the random walk missed checkpoints");
+  require(!(is_recurrent || is_windowed) || seed % 3 == 1 || counts.from_checkpoint > 0,
+          "the random walk missed checkpoints");
   for (int32_t s = 0; s < n; ++s) world.clear(s);
   require_equal("free pages after clearing all", world.pages.free_pages(), world.pages.n_pages());
+  require_equal("free windows after clearing all", world.windows.free_pages(), world.windows.n_pages());
   for (int32_t s = 0; s < n; ++s) require_equal("free states after clearing all", world.states.begin(s), s);
 }
 
@@ -551,7 +612,7 @@ void a_small_budget_thins_the_path_rather_than_refusing_the_newest() {
 }
 
 void invalid_arguments() {
-  World world(4, 2, true, 100000, 4);
+  World world(4, 2, true, 0, 100000, 4);
   world.append(0, numbered(3));
   using v100::InvalidArgument;
   const Tokens three = numbered(3);

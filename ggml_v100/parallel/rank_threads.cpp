@@ -1,6 +1,8 @@
 // One generation per call; the caller watches over the ranks while it waits for the last to return.
 #include "parallel/rank_threads.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -71,6 +73,10 @@ struct RankThreads::State {
   }
 
   void serve(int32_t rank) {
+    // Signals are for the threads of the program, whose waiting they interrupt.
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
     uint32_t seen = 0;
     for (;;) {
       const auto has_news = [&] {

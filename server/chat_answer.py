@@ -46,7 +46,8 @@ class AnswerParser:
         self._calls: list[dict[str, Any]] = []
         self._thoughts: list[str] = []
         self._content: list[str] = []
-        given = self._read(shape.given)
+        # White space at its end would be held back, and come out again as if the model had written it.
+        given = self._read(shape.given if shape.echo else shape.given.rstrip())
         self._waiting: list[Delta] = []
         if shape.echo:
             self._waiting = given

@@ -245,6 +245,8 @@ def test_continued_thoughts_are_thoughts_and_echo_repeats_them(serve: Any) -> No
     server = saying(serve, OPENING, "<think>\nLet me see.\n</think>\n\nYes.")
     thinking = {"role": "assistant", "content": "", "reasoning_content": "Let me"}
     assert answer(server, USER, thinking) == {"role": "assistant", "content": "Yes.", "reasoning_content": " see."}
+    spaced = {**thinking, "reasoning_content": "Let me "}
+    assert answer(server, USER, spaced) == {"role": "assistant", "content": "Yes.", "reasoning_content": "see."}
     echoed = answer(server, USER, thinking, echo=True)
     assert echoed == {"role": "assistant", "content": "Yes.", "reasoning_content": "Let me see."}
 

@@ -47,6 +47,7 @@ class LoopSettings:
     adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
     checkpoints: where states are kept, for models that go back in a sequence by them: recurrent ones, sliding windows.
+    prefill_pace: per cent of the time that prompt tokens may take while something generates; 0 and 100: any.
     can_cut: a sequence can be cut back by a few tokens without one; where it cannot, max_passes is 1.
     """
 
@@ -61,6 +62,7 @@ class LoopSettings:
     adds_bos: bool = False
     checkpoints: CheckpointRule | None = None
     can_cut: bool = True
+    prefill_pace: int = 0
 
 
 class EngineLoop:
@@ -99,6 +101,8 @@ class EngineLoop:
         self._n_arrivals = 0
         self._has_stepped = True  # since the last time that a sequence gave way
         self._embeddings_pause = False  # they gave way: a step comes first
+        self._has_run_prompt = False  # in this iteration
+        self._prompt_end_us = self._prompt_step_us = 0  # of the last iteration that did: its end, and how long it took
         self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
 
@@ -195,16 +199,28 @@ class EngineLoop:
         self._run_slot_actions()
         self._admit()
         self._flush()  # streams begin before the first step, which may be long
-        self._score_prompt()
+        started_us, self._has_run_prompt = self._now_us(), False
+        rests = scheduler.prompts_rest(
+            started_us - self._prompt_end_us, self._prompt_step_us, self._settings.prefill_pace
+        )
+        self._score_prompt(rests=rests)
         self._shift_contexts()
         self._resume_blocked()
         self._start_children()
-        plan = scheduler.plan_step(self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts)
+        plan = scheduler.plan_step(
+            self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts, prompts_rest=rests
+        )
         if plan:
             self._step(plan)
+        if self._has_run_prompt:
+            self._prompt_end_us = self._now_us()
+            self._prompt_step_us = self._prompt_end_us - started_us
         if self._embeddings and not (self._embeddings_pause and plan):
             self._embed(self._embeddings, n_rows=self._settings.n_embedding_rows if plan else self._n_batch)
         self._flush()
+
+    def _now_us(self) -> int:
+        return int(self._clock() * 1e6)
 
     def _flush(self) -> None:
         if self._events:
@@ -361,6 +377,7 @@ class EngineLoop:
                         is_generating,
                         generation.is_blocked,
                         self._tokens_until_cut(slot),
+                        generation.has_begun,
                     )
                 )
         return states
@@ -412,6 +429,8 @@ class EngineLoop:
             slot = self.slots[chunk.slot]
             generation = slot.generation
             slot.tokens += work.tokens
+            if generation.n_decoded == 0 or chunk.n_tokens > 1:
+                generation.has_begun = self._has_run_prompt = True
             if generation.n_decoded == 0:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
@@ -492,10 +511,15 @@ class EngineLoop:
             totals.prompt_seconds += self._clock() - started
             totals.n_tokens_max = max(totals.n_tokens_max, *(len(task.tokens) for task in finished), 0)
 
-    def _score_prompt(self) -> None:
-        """Run some prompt tokens of the oldest request that wants them scored; the last one is left to a step."""
+    def _score_prompt(self, *, rests: bool) -> None:
+        """Run some prompt tokens of the oldest request that wants them scored; the last one is left to a step.
+
+        rests: not while something generates, but for a first chunk.
+        """
         scoring = [s for s in self.slots if s.generation is not None and s.generation.is_scoring]
         scoring = [s for s in scoring if not s.generation.is_blocked]
+        if rests and any(state.is_generating and not state.is_blocked for state in self._states()):
+            scoring = [s for s in scoring if not s.generation.has_begun]
         if not scoring:
             return
         slot = min(scoring, key=lambda s: s.generation.age)
@@ -513,6 +537,7 @@ class EngineLoop:
             self._fail_plan(chunk, error)
             return
         slot.tokens += tokens
+        generation.has_begun = self._has_run_prompt = True
         following = generation.tokens[n_past + 1 : n_past + 1 + n_rows]
         generation.prompt_records += score_rows(logits, following, generation.params.n_probs)
         generation.on_prompt(len(slot.tokens), self._clock())

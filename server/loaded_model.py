@@ -84,13 +84,17 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def context_sizes(settings: ServerSettings, n_ctx_train: int) -> tuple[int, int]:
-    """(tokens of the pool, tokens of a slot). Whole pages; a slot never passes the training length."""
-    total = round_up(settings.n_ctx or n_ctx_train, PAGE_TOKENS)
+    """(tokens of the pool, tokens of a slot). Whole pages; a slot never passes the training length, nor the limit that
+    the user set for it.
+    """
+    limit = settings.kv_unified_per_slot
+    total = round_up(settings.n_ctx or limit * settings.n_slots or n_ctx_train, PAGE_TOKENS)
     if settings.kv_unified:
         per_slot = total
     else:
         per_slot = round_up(-(-total // settings.n_slots), PAGE_TOKENS)
         total = per_slot * settings.n_slots
+    per_slot = min(per_slot, limit or per_slot)
     if n_ctx_train and per_slot > n_ctx_train:
         log.warning(
             "the slot context (%d) exceeds the training context of the model (%d) - capping", per_slot, n_ctx_train
@@ -230,6 +234,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_batch=settings.n_batch,
             similarity=settings.slot_prompt_similarity,
             mixes_prompts=settings.cont_batching,
+            prefill_pace=settings.prefill_pace,
             max_passes=1 if model.is_recurrent else MAX_PASSES,
             n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
             adds_bos=tokenizer.add_bos,

@@ -99,7 +99,7 @@ def models_json(state: ServerState, now: int) -> dict[str, Any]:
             {
                 "id": name,
                 "aliases": sorted(settings.aliases) or [name],
-                "tags": [],
+                "tags": list(settings.tags),
                 "object": "model",
                 "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
                 "created": now,

@@ -48,6 +48,7 @@ class LoopSettings:
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
     checkpoints: where states are kept, for models that go back in a sequence by them: recurrent ones, sliding windows.
     prefill_pace: per cent of the time that prompt tokens may take while something generates; 0 and 100: any.
+    sleep_seconds: after so long without work the engine is closed, and made again for the next work; 0: never.
     can_cut: a sequence can be cut back by a few tokens without one; where it cannot, max_passes is 1.
     """
 
@@ -63,12 +64,14 @@ class LoopSettings:
     checkpoints: CheckpointRule | None = None
     can_cut: bool = True
     prefill_pace: int = 0
+    sleep_seconds: float = 0
 
 
 class EngineLoop:
     """Owner of the engine while it runs. `deliver` gets the events of each step, on the engine thread.
 
-    make_work: `pyllama._engine.Work`. embeddings: where `EmbeddingRequest`s go; None refuses them.
+    make_work: `pyllama._engine.Work`. make_engine: another engine like the first, after a sleep.
+    embeddings: where `EmbeddingRequest`s go; None refuses them.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class EngineLoop:
         *,
         make_work: Callable[..., Any],
         deliver: Callable[[list[Event]], None],
+        make_engine: Callable[[], Any] | None = None,
         embeddings: EmbeddingQueue | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -89,6 +93,7 @@ class EngineLoop:
         self._settings = settings
         self._n_batch = max(settings.n_batch, settings.n_slots + 1)
         self._make_work = make_work
+        self._make_engine = make_engine
         self._deliver = deliver
         self._clock = clock
         self._condition = threading.Condition()
@@ -122,6 +127,11 @@ class EngineLoop:
         """Requests that run: slots that are in use, and texts being embedded."""
         n_embedded = self._embeddings.n_running if self._embeddings else 0
         return sum(slot.generation is not None for slot in self.slots) + n_embedded
+
+    @property
+    def is_sleeping(self) -> bool:
+        """The engine was closed for want of work; the next work makes one."""
+        return self._engine is None
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -173,24 +183,58 @@ class EngineLoop:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not (
-                    self._arrived
-                    or self._cancelled
-                    or self._slot_actions
-                    or self._is_stopping
-                    or self._waiting
-                    or self._embeddings
-                    or self.n_busy
-                ):
-                    self._condition.wait()
+                has_work = self._condition.wait_for(self._has_work, self._seconds_to_sleep)
+            if not has_work:
+                self._sleep()
+                continue
             if self._is_stopping:
                 self._fail_everything(Unavailable("the server is shutting down"))
                 return
+            if self._engine is None and not self._wake():
+                continue
             try:
                 self.iterate()
             except Exception as error:  # our own fault: the requests learn of it, the server lives on
                 log.exception("the engine loop failed")
                 self._fail_everything(ServerFault(f"internal error: {error}"))
+
+    def _has_work(self) -> bool:
+        return bool(
+            self._arrived
+            or (self._cancelled and self._engine is not None)
+            or self._slot_actions
+            or self._is_stopping
+            or self._waiting
+            or self._embeddings
+            or self.n_busy
+        )
+
+    @property
+    def _seconds_to_sleep(self) -> float | None:
+        is_never = self._settings.sleep_seconds <= 0 or self._make_engine is None or self._engine is None
+        return None if is_never else self._settings.sleep_seconds
+
+    def _sleep(self) -> None:
+        log.info("no work for %g seconds: the model is unloaded", self._settings.sleep_seconds)
+        engine = self._engine
+        self._use(None)
+        engine.close()
+
+    def _wake(self) -> bool:
+        """False: there is no engine, and what waited for it has learnt that."""
+        try:
+            self._use(self._make_engine())
+        except (PyllamaError, OSError) as error:
+            log.error("the model cannot be loaded again: %s", error)
+            self._fail_everything(ServerFault(f"the model cannot be loaded again: {error}"))
+            return False
+        return True
+
+    def _use(self, engine: Any) -> None:
+        self._engine = engine
+        self.memory.use(engine)
+        if self._embeddings is not None:
+            self._embeddings.use(engine)
 
     def iterate(self) -> None:
         """One iteration: arrivals and cancellations, admission, one engine step, its results."""

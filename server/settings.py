@@ -61,6 +61,7 @@ class ServerSettings:
     placement: Mapping[str, Any] = field(default_factory=dict)  # devices, as the model takes them
     rope: Mapping[str, Any] = field(default_factory=dict)
     cont_batching: bool = True
+    sleep_idle_seconds: int = -1
     prefill_pace: int = 30  # per cent of the time; 0 and 100: no limit
     slot_prompt_similarity: float = 0.1
     context_shift: bool = False
@@ -167,6 +168,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         placement=_placement(options),
         rope=rope_arguments(options),
         cont_batching=options.cont_batching,
+        sleep_idle_seconds=options.sleep_idle_seconds,
         prefill_pace=options.prefill_pace,
         slot_prompt_similarity=options.slot_prompt_similarity,
         context_shift=options.context_shift,

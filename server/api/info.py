@@ -45,7 +45,7 @@ def props_json(state: ServerState) -> dict[str, Any]:
         "bos_token": _token_text(loaded.vocabulary, tokenizer.bos_id),
         "eos_token": _token_text(loaded.vocabulary, tokenizer.eos_id),
         "build_info": state.build_info,
-        "is_sleeping": False,
+        "is_sleeping": loaded.engine_loop.is_sleeping,
         "cors_proxy_enabled": False,
     }
     return result

@@ -143,6 +143,43 @@ def test_a_client_that_takes_nothing_is_cut_off_and_one_that_reads_slowly_is_not
             assert n_taken == 24 * MEBIBYTE
 
 
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /", b"a" * 4096),
+        (b"GET /port HTTP/1.1\r\nX: ", b"a" * 4096),
+        (b"GET /port HTTP/1.1\r\n", b"a" * 4096),
+        (b"GET /port HTTP/1.1\r\n", b"a: b\r\n" * 512),
+    ],
+)
+def test_an_endless_head_is_refused(begin: bytes, more: bytes) -> None:
+    with serving() as url, connect(url) as client:
+        client.sendall(begin)
+        n_sent = 0
+        with contextlib.suppress(ConnectionError):
+            while n_sent < 32 * MEBIBYTE:
+                client.sendall(more)
+                n_sent += len(more)
+        assert n_sent < 32 * MEBIBYTE
+        assert httpx.get(url + "/port", timeout=20).status_code == 200
+
+
+def test_a_large_head_is_answered_and_a_larger_one_is_told_why() -> None:
+    with serving() as url:
+        headers = {f"x-{number}": "a" * 8000 for number in range(100)}
+        for _ in range(2):
+            assert httpx.get(url + "/port", headers=headers, timeout=20).status_code == 200
+        with connect(url) as client:
+            client.sendall(b"GET /port HTTP/1.1\r\nX: " + b"a" * (MEBIBYTE - 4000))
+            time.sleep(0.2)
+            client.sendall(b"a" * 8000)
+            answer = b""
+            while data := client.recv(1000):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert b"the head of the request is larger than 1048576 bytes" in answer
+
+
 # ---- TLS
 
 

@@ -431,6 +431,7 @@ class FakeTemplate:
     """`role: content` lines; refuses two user messages in a row, as strict templates do."""
 
     source = "fake"
+    tool_use = None
 
     def capabilities(self) -> dict[str, bool]:
         return {

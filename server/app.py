@@ -13,7 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pyllama.server.api import chat, completions, embeddings, info, rerank, slots, tokens
+from pyllama.server.api import (
+    anthropic_messages,
+    chat,
+    completions,
+    embeddings,
+    info,
+    openai_responses,
+    rerank,
+    slots,
+    tokens,
+)
 from pyllama.server.errors import NotFound
 from pyllama.server.middleware import (
     ApiKeyMiddleware,
@@ -43,6 +53,14 @@ ROUTES = (
     ("POST", "/v1/completions", completions.openai_completion),
     ("POST", "/chat/completions", chat.chat_completion),
     ("POST", "/v1/chat/completions", chat.chat_completion),
+    ("POST", "/chat/completions/input_tokens", chat.count_tokens),
+    ("POST", "/v1/chat/completions/input_tokens", chat.count_tokens),
+    ("POST", "/responses", openai_responses.create_response),
+    ("POST", "/v1/responses", openai_responses.create_response),
+    ("POST", "/responses/input_tokens", openai_responses.count_tokens),
+    ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
+    ("POST", "/v1/messages", anthropic_messages.create_message),
+    ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens),
     ("POST", "/embedding", embeddings.native_embeddings),
     ("POST", "/embeddings", embeddings.native_embeddings),
     ("POST", "/v1/embeddings", embeddings.openai_embeddings),

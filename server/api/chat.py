@@ -1,4 +1,4 @@
-"""Chat: `/v1/chat/completions` and `/apply-template`."""
+"""Chat: `/v1/chat/completions`, its token counts, and `/apply-template`."""
 
 from __future__ import annotations
 
@@ -250,20 +250,35 @@ class ChatFormat:
         return result
 
 
+async def read_prompt_tokens(http: Request, body: dict[str, Any]) -> tuple[ChatPrompt, list[int]]:
+    """The prompt of a chat request, as text and tokens. Raises what `chat_prompt` raises."""
+    state = server_state(http)
+    prompt = await in_thread_if_long(len(await http.body()), chat_prompt, body, state)
+    tokens = await in_thread_if_long(len(prompt.text), _encode, state.loaded.tokenizer, prompt.text)
+    return prompt, tokens
+
+
+async def input_token_count(http: Request, body: dict[str, Any]) -> dict[str, Any]:
+    """How many tokens the prompt of a chat request has, as OpenAI's APIs say it."""
+    _, tokens = await read_prompt_tokens(http, body)
+    return {"input_tokens": len(tokens), "object": "response.input_tokens"}
+
+
 async def chat_completion(http: Request) -> Response:
     body = await read_object(http)
     state = server_state(http)
-    loaded = state.loaded
-    n_bytes = len(await http.body())
-    prompt = await in_thread_if_long(n_bytes, chat_prompt, body, state)
+    prompt, tokens = await read_prompt_tokens(http, body)
     fields, n_top = sampling_body(body)
-    params = request_params(fields, loaded)
-    tokens = await in_thread_if_long(len(prompt.text), _encode, loaded.tokenizer, prompt.text)
+    params = request_params(fields, state.loaded)
     return await respond(http, [tokens], params, ChatFormat(state, echo=prompt.echo, n_top=n_top))
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
     return tokenizer.encode(text, add_special=True, parse_special=True)
+
+
+async def count_tokens(http: Request) -> Response:
+    return json_response(await input_token_count(http, await read_object(http)))
 
 
 async def apply_template(http: Request) -> Response:

@@ -53,6 +53,7 @@ class FakeServer:
         max_queue: int = 1024,
         engine: dict[str, Any] | None = None,
         tokenizer: dict[str, Any] | None = None,
+        tokenizer_class: type[FakeTokenizer] = FakeTokenizer,
         defaults: dict[str, Any] | None = None,
         loads: bool = True,
         pooling: str | None = None,
@@ -90,7 +91,7 @@ class FakeServer:
             embeddings=embeddings if n_embedded else None,
         )
         self.vocabulary = Vocabulary(
-            FakeTokenizer(**(tokenizer or {})), N_VOCAB, shows_special=self.settings.shows_special
+            tokenizer_class(**(tokenizer or {})), N_VOCAB, shows_special=self.settings.shows_special
         )
         self.app = create_app(self.state)
         self.client = TestClient(self.app)
@@ -154,3 +155,18 @@ def parse_events(text: str) -> list[Any]:
         assert "\n" not in data
         values.append(data if data == "[DONE]" else json.loads(data))
     return values
+
+
+def parse_named_events(text: str) -> list[tuple[str, Any]]:
+    """SSE text -> (name, value) of its events; the name of an event without one is empty."""
+    assert text.endswith("\n\n")
+    events: list[tuple[str, Any]] = []
+    for block in text[:-2].split("\n\n"):
+        if block.startswith(":"):
+            continue
+        lines = block.split("\n")
+        name = lines.pop(0).removeprefix("event: ") if block.startswith("event: ") else ""
+        assert len(lines) == 1
+        assert lines[0].startswith("data: "), block
+        events.append((name, json.loads(lines[0].removeprefix("data: "))))
+    return events

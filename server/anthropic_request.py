@@ -1,0 +1,162 @@
+"""From a request of Anthropic's Messages API to a chat request. Pure.
+
+Texts, thoughts, tool calls and tool results of earlier turns are translated. New tool calls (`tools`) and thinking do
+not exist yet and are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
+from pyllama.server.json_codec import type_name
+from pyllama.server.request_fields import wrong_type
+
+DEFAULT_MAX_TOKENS = 4096
+PASSED_ON = ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
+
+# A client's billing line has a field that changes with every request; a constant instead keeps the prefix reusable.
+BILLING_HEADER = "x-anthropic-billing-header:"
+_BILLING_FIELD = re.compile(r"\bcch=[^;\s]*")
+
+
+def chat_body(body: dict[str, Any]) -> dict[str, Any]:
+    """Raises `InvalidRequest`, `NotSupported`, or `ServerFault` where llama-server answers 500."""
+    _refuse_unsupported(body)
+    messages = body.get("messages")
+    if messages is None:
+        raise ServerFault("'messages' is required")
+    if not isinstance(messages, list):
+        raise InvalidRequest("Expected 'messages' to be an array")
+    chat_messages: list[dict[str, Any]] = []
+    if body.get("system") is not None:
+        chat_messages.append({"role": "system", "content": _system_text(body["system"])})
+    for index, message in enumerate(messages):
+        chat_messages += _read_message(message, index)
+    result: dict[str, Any] = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
+    result["messages"] = chat_messages
+    max_tokens = body.get("max_tokens")
+    result["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+    stop = body.get("stop_sequences")
+    if stop is not None:
+        if not isinstance(stop, list) or not all(isinstance(text, str) for text in stop):
+            raise InvalidRequest("Field 'stop_sequences': must be an array of strings")
+        result["stop"] = stop
+    return result
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    tools = body.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise wrong_type("tools", "array", tools)
+    if tools:
+        raise NotSupported("Field 'tools': tool calls are not supported yet")
+    thinking = body.get("thinking")
+    if thinking is not None:
+        if not isinstance(thinking, dict):
+            raise wrong_type("thinking", "object", thinking)
+        if thinking.get("type") == "enabled":
+            raise NotSupported("Field 'thinking': thinking blocks and their budget are not supported yet")
+
+
+def _system_text(system: Any) -> str:
+    if isinstance(system, str):
+        return _without_billing_field(system)
+    if not isinstance(system, list):
+        raise wrong_type("system", "string or array", system)
+    return "\n".join(_without_billing_field(_text_of(block, f"system[{index}]")) for index, block in enumerate(system))
+
+
+def _without_billing_field(text: str) -> str:
+    return _BILLING_FIELD.sub("cch=0", text) if text.startswith(BILLING_HEADER) else text
+
+
+def _text_of(block: Any, where: str) -> str:
+    """The text of a block that may only be a text."""
+    if not isinstance(block, dict):
+        raise wrong_type(where, "object", block)
+    kind = block.get("type")
+    if kind == "image":
+        raise _no_images()
+    if kind != "text":
+        raise InvalidRequest(f"Field '{where}': only text blocks are known here, but the type is {_shown(kind)}")
+    return _string(block, "text", where)
+
+
+def _shown(kind: Any) -> str:
+    return f"'{kind}'" if isinstance(kind, str) else type_name(kind)
+
+
+def _no_images() -> ServerFault:
+    return ServerFault("image input is not supported - hint: if this is unexpected, you may need to provide the mmproj")
+
+
+def _string(block: dict[str, Any], name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise wrong_type(f"{where}.{name}", "string", value)
+    return value
+
+
+def _read_message(message: Any, index: int) -> list[dict[str, Any]]:
+    """One turn as chat messages: the turn itself, then one message per tool result in it."""
+    where = f"messages[{index}]"
+    if not isinstance(message, dict):
+        raise wrong_type(where, "object", message)
+    role = _string(message, "role", where)
+    if role not in ("user", "assistant", "system"):
+        raise InvalidRequest(f"Field '{where}.role': must be 'user' or 'assistant', but is '{role}'")
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise wrong_type(f"{where}.content", "string or array", content)
+
+    parts: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    for position, block in enumerate(content):
+        place = f"{where}.content[{position}]"
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "thinking":
+            thoughts.append(_string(block, "thinking", place))
+        elif kind == "redacted_thinking":
+            continue  # nobody but its author can read it
+        elif kind == "tool_use":
+            calls.append(_tool_call(block, place))
+        elif kind == "tool_result":
+            results.append(_tool_result(block, place))
+        else:
+            parts.append({"type": "text", "text": _text_of(block, place)})
+
+    turn: dict[str, Any] = {"role": role}
+    if parts or not (calls or results):
+        turn["content"] = parts
+    if thoughts:
+        turn["reasoning_content"] = "".join(thoughts)
+    if calls:
+        turn["tool_calls"] = calls
+    return ([turn] if len(turn) > 1 else []) + results
+
+
+def _tool_call(block: dict[str, Any], where: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise wrong_type(f"{where}.input", "object", arguments)
+    function = {"name": _string(block, "name", where), "arguments": arguments or {}}
+    return {"id": _string(block, "id", where), "type": "function", "function": function}
+
+
+def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
+    content = block.get("content")
+    if content is None:
+        text = ""
+    elif isinstance(content, str):
+        text = content
+    elif isinstance(content, list):
+        text = "\n".join(_text_of(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    else:
+        raise wrong_type(f"{where}.content", "string or array", content)
+    return {"role": "tool", "tool_call_id": _string(block, "tool_use_id", where), "content": text}

@@ -65,7 +65,7 @@ def _system_text(system: Any) -> str:
         return _without_billing_field(system)
     if not isinstance(system, list):
         raise wrong_type("system", "string or array", system)
-    return "\n".join(_without_billing_field(_text_of(block, f"system[{index}]")) for index, block in enumerate(system))
+    return "".join(_without_billing_field(_text_of(block, f"system[{index}]")) for index, block in enumerate(system))
 
 
 def _without_billing_field(text: str) -> str:

@@ -79,7 +79,8 @@ def infill_prompt(
     """The tokens. What stands near the gap counts most, so each part is cut on the side that is away from it.
 
     Three quarters of `n_batch` are the prefix's, one is the suffix's and the typed text's; what the context has
-    beyond a batch and twice the answer is for other files. n_predict: -1 if the answer has no limit.
+    beyond a batch and twice the answer is for other files, as far as they leave room for one token of an answer.
+    n_predict: -1 if the answer has no limit.
     """
 
     def encode(part: str, *, parse_special: bool = False) -> list[int]:
@@ -88,12 +89,13 @@ def infill_prompt(
     typed = encode(text.typed, parse_special=True)
     prefix = _last(encode(text.prefix), 3 * (n_batch // 4)) + typed
     suffix = encode(text.suffix)[: max(0, n_batch // 4 - 2 - len(typed))]
-    extras = _last(_extra_tokens(text.extras, tokenizer, encode), max(0, n_ctx - n_batch - 2 * max(0, n_predict)))
     begin, end = [tokenizer.fim_pre_id, *prefix], [tokenizer.fim_suf_id, *suffix]
     if suffix_first:
         begin, end = end, begin
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-    return [*extras, *bos, *begin, *end, tokenizer.fim_mid_id]
+    gap = [*bos, *begin, *end, tokenizer.fim_mid_id]
+    room = min(n_ctx - n_batch - 2 * max(0, n_predict), n_ctx - 1 - len(gap))
+    return _last(_extra_tokens(text.extras, tokenizer, encode), max(0, room)) + gap
 
 
 def _last(tokens: list[int], n: int) -> list[int]:

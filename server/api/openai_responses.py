@@ -105,9 +105,10 @@ class ResponseFormat:
 
     def chunks(self, event: Event) -> Iterable[Any]:
         if isinstance(event, Started):
-            return list(self._start())
+            # With progress events the first of them opens the stream.
+            return () if self._params.return_progress else list(self._start())
         if isinstance(event, Progress):
-            chunks = [*self._start(), self._event("response.in_progress", response=self._response(None))]
+            chunks = list(self._start()) or [self._event("response.in_progress", response=self._response(None))]
             chunks[-1].data["prompt_progress"] = prompt_progress(event)
             return _with_timings(chunks, event.timings)
         if isinstance(event, TokenText):

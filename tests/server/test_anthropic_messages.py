@@ -103,7 +103,7 @@ def test_system_prompts_go_first_and_a_billing_line_becomes_constant() -> None:
         return first["content"]
 
     assert system("be brief") == "be brief"
-    assert system([{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]) == "a\nb"
+    assert system([{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]) == "ab"
     lines = [f"x-anthropic-billing-header: v=2; cch={value}; end" for value in ("1a2b", "ffff")]
     assert system(lines[0]) == system([{"type": "text", "text": lines[1]}]) != lines[0]
     assert system("text with cch=1a2b") == "text with cch=1a2b"

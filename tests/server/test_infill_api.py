@@ -50,6 +50,8 @@ def test_every_part_keeps_what_is_nearest_to_the_gap() -> None:
     cut = layout(text, n_batch=40, n_ctx=100, n_predict=20)
     assert cut == "F" * 20 + "<PRE>" + "0123456789" * 3 + "xy<SUF>abcdef<MID>"
     assert layout(text, n_batch=40, n_ctx=60, n_predict=20).startswith("<PRE>")
+    assert layout(text, n_batch=40, n_ctx=43, n_predict=-1).startswith("F<PRE>")
+    assert layout(text, n_batch=40, n_ctx=42, n_predict=-1).startswith("<PRE>")
     assert "<SUF><MID>" in layout(InfillText("p", "s", "t" * 50), n_batch=40)
 
 

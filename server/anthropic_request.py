@@ -1,7 +1,7 @@
 """From a request of Anthropic's Messages API to a chat request. Pure.
 
-Texts, thoughts, tool calls and tool results of earlier turns are translated. New tool calls (`tools`) and thinking do
-not exist yet and are refused by name.
+Texts, thoughts, tool calls and tool results of earlier turns are translated. New tool calls (`tools`) and limits on
+thoughts do not exist yet and are refused by name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,20 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         if not isinstance(thinking, dict):
             raise wrong_type("thinking", "object", thinking)
         if thinking.get("type") == "enabled":
-            raise NotSupported("Field 'thinking': thinking blocks and their budget are not supported yet")
+            _check_budget(thinking.get("budget_tokens"), body.get("max_tokens"))
+
+
+def _check_budget(budget: Any, max_tokens: Any) -> None:
+    """Only the limit of the whole answer ends thoughts, so a smaller one of their own cannot be kept."""
+    if budget is None:
+        return
+    if isinstance(budget, bool) or not isinstance(budget, int):
+        raise wrong_type("thinking.budget_tokens", "integer", budget)
+    limit = max_tokens if isinstance(max_tokens, int) else DEFAULT_MAX_TOKENS
+    if budget < limit:
+        raise NotSupported(
+            "Field 'thinking.budget_tokens': a limit on thoughts below max_tokens is not supported yet; leave it out"
+        )
 
 
 def _system_text(system: Any) -> str:

@@ -73,6 +73,10 @@ class LoadedModel:
             raise InvalidRequest(f"this model has no usable chat template: {self.template_error}")
         return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
 
+    @property
+    def template_source(self) -> str:
+        return "" if self.chat_template is None else self.chat_template.source
+
     def with_suppressed_tokens(self, params: SamplingParams) -> SamplingParams:
         """What the sampler gets: tokens that the model's file forbids are banned as well."""
         banned = tuple((token, -math.inf) for token in sorted(self.tokenizer.suppress_ids))

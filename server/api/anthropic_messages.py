@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from pyllama.errors import PyllamaError
 from pyllama.server.anthropic_request import chat_body
-from pyllama.server.api.chat import read_prompt_tokens
-from pyllama.server.api.generate import request_params, respond
+from pyllama.server.api.chat import read_chat, read_prompt_tokens
+from pyllama.server.api.generate import respond
+from pyllama.server.chat_answer import AnswerParser, AnswerShape, Delta
 from pyllama.server.errors import RequestError, error_body, error_headers, error_status
 from pyllama.server.generation import Event, Finished, Generation, TokenText
 from pyllama.server.responses import json_response, read_object
@@ -55,24 +56,41 @@ def stream_error(error: BaseException) -> NamedEvent:
     return NamedEvent("error", anthropic_error(error))
 
 
+# Kind of a delta -> type of its block.
+BLOCKS = {"reasoning_content": "thinking", "content": "text"}
+
+
+def _block(kind: str, text: str) -> dict[str, str]:
+    if kind == "thinking":
+        return {"type": kind, "thinking": text, "signature": ""}
+    return {"type": kind, "text": text}
+
+
 class MessageFormat:
-    """One answer: a message with one text block, or with none if there is no text."""
+    """One answer: a message with a block of thoughts and one of text, as far as there are any."""
 
     ends_with_done = False
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, shape: AnswerShape) -> None:
         self._model = state.settings.model_name
         self._id = f"msg_{secrets.token_hex(16)}"
+        self._shape = shape
+        self._parser = AnswerParser(shape)
         self._has_started = False
-        self._has_block = False
+        self._blocks: list[str] = []  # types of the blocks that a stream began; the last one is open
 
     def _message(self, generation: Generation, *, is_done: bool) -> dict[str, Any]:
-        text = generation.content if is_done else ""
+        message: dict[str, Any] = {}
+        if is_done:
+            parser = AnswerParser(self._shape)
+            parser.push(generation.content)
+            parser.finish()
+            message = parser.message()
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "content": [{"type": "text", "text": text}] if text else [],
+            "content": [_block(block, message[name]) for name, block in BLOCKS.items() if message.get(name)],
             "model": self._model,
             "stop_reason": stop_reason(generation) if is_done else None,
             "stop_sequence": _stop_sequence(generation) if is_done else None,
@@ -81,7 +99,7 @@ class MessageFormat:
 
     def chunks(self, event: Event) -> Iterable[Any]:
         if isinstance(event, TokenText):
-            return [*self._start(event.generation), *self._text(event.text)]
+            return [*self._start(event.generation), *self._deltas(self._parser.push(event.text))]
         if isinstance(event, Finished) and isinstance(event.generation, Generation):
             return [*self._start(event.generation), *self._end(event.generation)]
         return ()
@@ -91,17 +109,31 @@ class MessageFormat:
             self._has_started = True
             yield _event("message_start", message=self._message(generation, is_done=False))
 
-    def _text(self, text: str) -> Iterable[NamedEvent]:
-        if not text:
+    def _deltas(self, deltas: list[Delta]) -> Iterable[NamedEvent]:
+        for delta in deltas:
+            ((name, text),) = delta.items()
+            block = BLOCKS[name]
+            if self._blocks[-1:] != [block]:
+                yield from self._close_block()
+                self._blocks.append(block)
+                yield _event("content_block_start", index=self._index, content_block=_block(block, ""))
+            yield _event("content_block_delta", index=self._index, delta={"type": f"{block}_delta", block: text})
+
+    def _close_block(self) -> Iterable[NamedEvent]:
+        if not self._blocks:
             return
-        if not self._has_block:
-            self._has_block = True
-            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+        if self._blocks[-1] == "thinking":
+            delta = {"type": "signature_delta", "signature": ""}
+            yield _event("content_block_delta", index=self._index, delta=delta)
+        yield _event("content_block_stop", index=self._index)
+
+    @property
+    def _index(self) -> int:
+        return len(self._blocks) - 1
 
     def _end(self, generation: Generation) -> Iterable[NamedEvent]:
-        if self._has_block:
-            yield _event("content_block_stop", index=0)
+        yield from self._deltas(self._parser.finish())
+        yield from self._close_block()
         yield _event(
             "message_delta",
             delta={"stop_reason": stop_reason(generation), "stop_sequence": _stop_sequence(generation)},
@@ -136,9 +168,8 @@ def with_anthropic_errors(handler: Handler) -> Handler:
 async def create_message(http: Request) -> Response:
     state = server_state(http)
     body = chat_body(await read_object(http))
-    _, tokens = await read_prompt_tokens(http, body)
-    params = request_params(body, state.loaded)
-    return await respond(http, [tokens], params, MessageFormat(state), stream_error=stream_error)
+    task = await read_chat(http, body)
+    return await respond(http, [task.tokens], task.params, MessageFormat(state, task.shape), stream_error=stream_error)
 
 
 @with_anthropic_errors

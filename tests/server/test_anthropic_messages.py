@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_engine import forced_text
-from support_app import parse_named_events
+from support_app import THINKING_TEMPLATE, parse_named_events
 
 from pyllama.errors import InvalidArgument
 from pyllama.server.anthropic_request import chat_body
@@ -155,7 +155,11 @@ def test_blocks_of_earlier_turns_become_chat_messages() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, InvalidRequest, "document"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, ServerFault, "image input"),
         ({"messages": [USER], "tools": [{"name": "f"}]}, NotSupported, "tools"),
-        ({"messages": [USER], "thinking": {"type": "enabled"}}, NotSupported, "thinking"),
+        (
+            {"messages": [USER], "max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 2000}},
+            NotSupported,
+            "thinking.budget_tokens",
+        ),
         ({"messages": [USER], "stop_sequences": "x"}, InvalidRequest, "stop_sequences"),
         ({"messages": [USER], "system": [{"type": "image"}]}, ServerFault, "image input"),
     ],
@@ -209,3 +213,33 @@ def test_a_last_assistant_message_is_continued(serve: Any) -> None:
     server = serve(engine={"next_token": forced_text(b"and so on", after=b"|")})
     answer = message(server, messages=[USER, {"role": "assistant", "content": "first|"}], max_tokens=40).json()
     assert answer["content"][0]["text"] == "and so on"
+
+
+@pytest.mark.parametrize("text", ["<think>\nwhy 🙂\n</think>\n\nbecause", "<think>cut", "<think>only</think>", "plain"])
+def test_thoughts_are_a_block_of_their_own_before_the_text(serve: Any, text: str) -> None:
+    server = serve(template=THINKING_TEMPLATE, engine={"next_token": forced_text(text.encode(), after=b":")})
+    fields = {"messages": [{"role": "user", "content": ""}], "max_tokens": 60, "thinking": {"type": "enabled"}}
+    content = message(server, **fields).json()["content"]
+    expected = {
+        "<think>\nwhy 🙂\n</think>\n\nbecause": [("thinking", "why 🙂"), ("text", "because")],
+        "<think>cut": [("thinking", "cut")],
+        "<think>only</think>": [("thinking", "only")],
+        "plain": [("text", "plain")],
+    }[text]
+    assert [(block["type"], block[block["type"]]) for block in content] == expected
+    assert all(block["signature"] == "" for block in content if block["type"] == "thinking")
+    blocks: list[dict[str, str]] = []
+    for name, data in stream(server, **fields)[1:-2]:
+        if name == "content_block_start":
+            assert data["index"] == len(blocks)
+            blocks.append(data["content_block"])
+            continue
+        assert data["index"] == len(blocks) - 1
+        if name == "content_block_delta":
+            kind = data["delta"]["type"].removesuffix("_delta")
+            blocks[-1][kind] += data["delta"][kind]
+            is_signed = kind == "signature"
+        else:
+            assert name == "content_block_stop"
+            assert is_signed == (blocks[-1]["type"] == "thinking")
+    assert blocks == content

@@ -8,7 +8,7 @@ import pytest
 from fake_engine import forced_text
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from support_app import parse_named_events
+from support_app import THINKING_TEMPLATE, parse_named_events
 
 from pyllama.errors import InvalidArgument
 from pyllama.server.errors import InvalidRequest, NotSupported
@@ -220,3 +220,35 @@ def test_tokens_are_counted_as_the_answer_counts_them(serve: Any) -> None:
         assert server.post(prefix + "/chat/completions/input_tokens", chat).json() == expected
     assert respond(server).json()["usage"]["input_tokens"] == expected["input_tokens"]
     assert server.post(PATH + "/input_tokens", {}).status_code == 400
+
+
+def test_thoughts_are_an_item_of_their_own_before_the_message(serve: Any) -> None:
+    text = "<think>\nwhy 🙂\n</think>\n\nbecause"
+    server = serve(template=THINKING_TEMPLATE, engine={"next_token": forced_text(text.encode(), after=b":")})
+    plain = respond(server, input="", max_output_tokens=60).json()
+    reasoning, answer = plain["output"]
+    assert (reasoning["type"], reasoning["content"]) == ("reasoning", [{"text": "why 🙂", "type": "reasoning_text"}])
+    assert (reasoning["summary"], reasoning["encrypted_content"]) == ([], "")
+    assert reasoning["id"].startswith("rs_")
+    assert answer["content"][0]["text"] == "because"
+    assert plain["usage"]["output_tokens_details"]["reasoning_tokens"] == len("why 🙂".encode())
+    events = stream(server, input="", max_output_tokens=60)
+    reader = TypeAdapter(ResponseStreamEvent)
+    for _, data in events:
+        reader.validate_python(data)
+    names = list(dict.fromkeys(name.removeprefix("response.") for name, _ in events))
+    assert names == [
+        "created", "in_progress", "output_item.added", "reasoning_text.delta", "content_part.added",
+        "output_text.delta", "output_item.done", "output_text.done", "content_part.done", "completed",
+    ]  # fmt: skip
+    for kind, index, whole in (("reasoning_text", 0, "why 🙂"), ("output_text", 1, "because")):
+        deltas = [data for name, data in events if name == f"response.{kind}.delta"]
+        assert "".join(data["delta"] for data in deltas) == whole
+        assert {data["output_index"] for data in deltas} == {index}
+    final = events[-1][1]["response"]["output"]
+    assert [data["item"] for name, data in events if name == "response.output_item.done"] == final
+    assert [(item["type"], item["content"]) for item in final] == [
+        (item["type"], item["content"]) for item in plain["output"]
+    ]
+    again = respond(server, input=[{"role": "user", "content": ""}, *final, {"role": "user", "content": "more"}])
+    assert again.status_code == 200

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from pyllama.server.api import (
     anthropic_messages,
@@ -20,6 +20,7 @@ from pyllama.server.api import (
     embeddings,
     infill,
     info,
+    lora,
     openai_responses,
     rerank,
     slots,
@@ -35,6 +36,7 @@ from pyllama.server.middleware import (
 )
 from pyllama.server.responses import error_response
 from pyllama.server.state import ServerState
+from pyllama.server.static_pages import StaticPages
 
 STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
 
@@ -70,6 +72,8 @@ ROUTES = (
     ("POST", "/reranking", rerank.rerank),
     ("POST", "/v1/rerank", rerank.rerank),
     ("POST", "/v1/reranking", rerank.rerank),
+    ("GET", "/lora-adapters", lora.adapters),
+    ("POST", "/lora-adapters", lora.set_scales),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", chat.apply_template),
@@ -90,8 +94,12 @@ def create_app(state: ServerState) -> Starlette:
         if state.is_ready:
             await asyncio.to_thread(state.loaded.engine_loop.stop, STOP_SECONDS)
 
+    prefix = settings.api_prefix
+    routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in ROUTES]
+    if settings.static_path:
+        routes.append(Mount(prefix, StaticPages(settings.static_path)))
     app = Starlette(
-        routes=[Route(settings.api_prefix + path, handler, methods=[method]) for method, path, handler in ROUTES],
+        routes=routes,
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
             Middleware(ReadinessMiddleware, state=state),

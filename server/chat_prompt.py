@@ -7,12 +7,14 @@ from typing import Any
 
 from pyllama.server.chat_answer import AnswerShape
 from pyllama.server.chat_messages import Conversation, read_messages, split_prefill
+from pyllama.server.chat_tools import parameter_schemas, read_tools
 from pyllama.server.errors import InvalidRequest, NotSupported
 from pyllama.server.json_codec import type_name
 from pyllama.server.reasoning_split import PromptEnd, ReasoningTags, prompt_end, tags_of_template
 from pyllama.server.request_fields import present, read_flag, read_reasoning_format, wrong_type
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
+from pyllama.server.tool_calls import ToolSet, ToolStyle, style_of_template
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,6 @@ def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[s
 
 def refuse_unsupported(body: dict[str, Any]) -> None:
     """Parts of a chat request that do not exist yet. Raises `InvalidRequest` (400) or `NotSupported` (501)."""
-    tools = body.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise wrong_type("tools", "array", tools)
-    if tools:
-        raise NotSupported("Field 'tools': tool calls are not supported yet")
-    choice = body.get("tool_choice")
-    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        raise InvalidRequest(f"Field 'tool_choice': must be 'auto', 'none' or 'required', but is '{choice}'")
     response_format = body.get("response_format")
     if isinstance(response_format, dict):
         kind = response_format.get("type", "")
@@ -82,6 +76,7 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     """Messages -> prompt. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
     settings = state.settings
     refuse_unsupported(body)
+    tools = read_tools(body)
     messages = read_messages(body)
     conversation = split_prefill(body, messages, prefill_enabled=settings.prefill_assistant)
     continues = conversation.prefill is not None
@@ -91,6 +86,7 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     reasoning_format = settings.reasoning_format if given_format is None else read_reasoning_format(given_format)
     text = state.loaded.render_chat(
         conversation.messages,
+        tools=tools,
         add_generation_prompt=add_generation_prompt,
         variables=template_variables(body, settings),
     )
@@ -101,17 +97,37 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     if tags is not None and add_generation_prompt and _budget(body, settings) == 0:
         text, given = without_thoughts(text, given, conversation, tags, settings.reasoning_budget_message)
 
-    shape = AnswerShape(given=given, echo=echo)
-    if tags is None or reasoning_format == "none" or not settings.parses_chat:
-        return ChatPrompt(text + given, shape, reasoning_format)
+    parses_calls = read_flag(body.get("parse_tool_calls"), "parse_tool_calls", True) and settings.parses_chat
+    tool_set = tool_set_of(tools, body, state) if tools and parses_calls else None
+    splits = tags is not None and reasoning_format != "none" and settings.parses_chat
+    if tool_set is not None and splits and reasoning_format == "deepseek-legacy":
+        raise NotSupported("Field 'reasoning_format': 'deepseek-legacy' together with tools is not supported yet")
     shape = AnswerShape(
-        tags=tags,
-        opens_in_thoughts=prompt_end(text, tags) is PromptEnd.OPEN,
+        tags=tags if splits else None,
+        opens_in_thoughts=tags is not None and prompt_end(text, tags) is PromptEnd.OPEN,
         given=given,
         echo=echo,
         thoughts_inline=reasoning_format == "deepseek-legacy",
+        tools=tool_set,
     )
-    return ChatPrompt(text + given, shape, reasoning_format, (tags.start, tags.end))
+    markers: tuple[str, ...] = () if tags is None or not splits else (tags.start, tags.end)
+    if tool_set is not None:
+        markers += tool_set.markers
+    return ChatPrompt(text + given, shape, reasoning_format, markers)
+
+
+def tool_set_of(tools: list[dict[str, Any]], body: dict[str, Any], state: ServerState) -> ToolSet:
+    """How calls of these tools are to be read. Raises `NotSupported` for a family whose way of writing is not known."""
+    style = ToolStyle.TAGGED  # what templates without a place for tools are told to write
+    if state.loaded.shows_tools:
+        known = style_of_template(state.loaded.template_source)
+        if known is None:
+            raise NotSupported(
+                "Field 'tools': the way in which this chat template has calls written is not supported yet"
+            )
+        style = known
+    parallel = read_flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True)
+    return ToolSet(style, parameter_schemas(tools), parallel)
 
 
 def continued(text: str, conversation: Conversation, tags: ReasoningTags | None) -> tuple[str, str]:

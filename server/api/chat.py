@@ -20,7 +20,7 @@ from pyllama.server.api.results import (
     prompt_progress,
     usage,
 )
-from pyllama.server.chat_answer import AnswerParser, AnswerShape, Delta, whole_message
+from pyllama.server.chat_answer import AnswerParser, AnswerShape, Delta, whole_answer
 from pyllama.server.chat_prompt import ChatPrompt, chat_prompt
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
@@ -30,7 +30,7 @@ from pyllama.server.responses import json_response, read_object
 from pyllama.server.state import ServerState, server_state
 
 DEFAULT_TOP_LOGPROBS = 20
-CHAT_ONLY_FIELDS = ("logprobs", "top_logprobs", "json_schema", "echo", "reasoning_format")
+CHAT_ONLY_FIELDS = ("logprobs", "top_logprobs", "json_schema", "echo", "reasoning_format", "parse_tool_calls")
 BUDGET_FIELDS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 
@@ -57,6 +57,11 @@ def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     # Even without alternatives the chosen token's own probability is asked for.
     fields["n_probs"] = max(1, n_top)
     return fields, n_top
+
+
+def _finish_reason(generation: Generation, answer: AnswerParser) -> str:
+    reason = finish_reason(generation)
+    return "tool_calls" if reason == "stop" and answer.has_calls else reason
 
 
 class ChatFormat:
@@ -142,7 +147,7 @@ class ChatFormat:
         index = generation.index
         chunks = self._role_chunk(index)
         chunks += [self._chunk(index, delta) for delta in self._parsers[index].finish()]
-        chunks.append(self._chunk(index, {}, finish_reason(generation)))
+        chunks.append(self._chunk(index, {}, _finish_reason(generation, self._parsers[index])))
         if generation.params.n_probs > 0:
             self._add_logprobs(chunks[-1], generation, kept_records(generation, self._vocabulary))
         if generation.params.verbose:
@@ -161,10 +166,11 @@ class ChatFormat:
     def whole(self, generations: list[Generation]) -> Any:
         choices = []
         for g in generations:
+            answer = whole_answer(self._shape, g.content)
             choice: dict[str, Any] = {
-                "finish_reason": finish_reason(g),
+                "finish_reason": _finish_reason(g, answer),
                 "index": g.index,
-                "message": whole_message(self._shape, g.content),
+                "message": answer.message(),
             }
             if g.params.n_probs > 0:
                 choice["logprobs"] = self._logprobs(g, kept_records(g, self._vocabulary))

@@ -282,7 +282,7 @@ def test_template_variables_come_from_server_and_request(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"tools": [{"type": "function"}]}, 501),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, 501),
         ({"tools": []}, 200),
         ({"tools": None, "tool_choice": "auto"}, 200),
         ({"tools": "x"}, 400),

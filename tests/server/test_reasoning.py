@@ -10,7 +10,7 @@ import pytest
 from fake_engine import BOS, END, forced_text
 
 from pyllama.server import reasoning_split
-from pyllama.server.chat_answer import AnswerParser, AnswerShape, whole_message
+from pyllama.server.chat_answer import AnswerParser, AnswerShape, whole_answer
 from pyllama.server.reasoning_split import (
     KNOWN_TAGS,
     PromptEnd,
@@ -125,7 +125,7 @@ def test_the_parts_of_a_message_are_the_sums_of_its_deltas() -> None:
         parser = AnswerParser(shape)
         deltas = [delta for character in text for delta in parser.push(character)] + parser.finish()
         assert all(len(delta) == 1 and "" not in delta.values() for delta in deltas)
-        message = whole_message(shape, text)
+        message = whole_answer(shape, text).message()
         for part in ("content", "reasoning_content"):
             assert "".join(delta.get(part, "") for delta in deltas) == message.get(part, "")
 
@@ -245,6 +245,8 @@ def test_continued_thoughts_are_thoughts_and_echo_repeats_them(serve: Any) -> No
     server = saying(serve, OPENING, "<think>\nLet me see.\n</think>\n\nYes.")
     thinking = {"role": "assistant", "content": "", "reasoning_content": "Let me"}
     assert answer(server, USER, thinking) == {"role": "assistant", "content": "Yes.", "reasoning_content": " see."}
+    spaced = {**thinking, "reasoning_content": "Let me "}
+    assert answer(server, USER, spaced) == {"role": "assistant", "content": "Yes.", "reasoning_content": "see."}
     echoed = answer(server, USER, thinking, echo=True)
     assert echoed == {"role": "assistant", "content": "Yes.", "reasoning_content": "Let me see."}
 

@@ -1,7 +1,7 @@
 """From a request of Anthropic's Messages API to a chat request. Pure.
 
-Texts, thoughts, tool calls and tool results of earlier turns are translated. New tool calls (`tools`) and limits on
-thoughts do not exist yet and are refused by name.
+Texts, thoughts, tool calls and tool results of earlier turns are translated, and so are tools. Limits on thoughts do
+not exist yet and are refused by name.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from typing import Any
 
 from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
 from pyllama.server.json_codec import type_name
-from pyllama.server.request_fields import wrong_type
+from pyllama.server.request_fields import read_flag, wrong_type
 
 DEFAULT_MAX_TOKENS = 4096
 PASSED_ON = ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
+
+# A choice among tools -> the same in a chat request; others change nothing.
+TOOL_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
 
 # A client's billing line has a field that changes with every request; a constant instead keeps the prefix reusable.
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -23,7 +26,7 @@ _BILLING_FIELD = re.compile(r"\bcch=[^;\s]*")
 
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:
     """Raises `InvalidRequest`, `NotSupported`, or `ServerFault` where llama-server answers 500."""
-    _refuse_unsupported(body)
+    _check_thinking(body)
     messages = body.get("messages")
     if messages is None:
         raise ServerFault("'messages' is required")
@@ -36,6 +39,7 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         chat_messages += _read_message(message, index)
     result: dict[str, Any] = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
     result["messages"] = chat_messages
+    result |= _tools(body)
     max_tokens = body.get("max_tokens")
     result["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     stop = body.get("stop_sequences")
@@ -46,12 +50,38 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _refuse_unsupported(body: dict[str, Any]) -> None:
+def _tools(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a chat request that say which tools there are and whether they must be used."""
     tools = body.get("tools")
-    if tools is not None and not isinstance(tools, list):
+    if tools is None:
+        return {}
+    if not isinstance(tools, list):
         raise wrong_type("tools", "array", tools)
-    if tools:
-        raise NotSupported("Field 'tools': tool calls are not supported yet")
+    fields: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]}
+    choice = body.get("tool_choice")
+    if choice is not None:
+        if not isinstance(choice, dict):
+            raise wrong_type("tool_choice", "object", choice)
+        kind = choice.get("type")
+        if isinstance(kind, str) and kind in TOOL_CHOICES:
+            fields["tool_choice"] = TOOL_CHOICES[kind]
+        if read_flag(choice.get("disable_parallel_tool_use"), "tool_choice.disable_parallel_tool_use", False):
+            fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise wrong_type(where, "object", tool)
+    if tool.get("type") not in (None, "custom"):
+        raise InvalidRequest(f"Field '{where}.type': only the client's own tools are known, not {_shown(tool['type'])}")
+    function = {"name": _string(tool, "name", where), "parameters": tool.get("input_schema") or {}}
+    if tool.get("description") is not None:
+        function["description"] = _string(tool, "description", where)
+    return {"type": "function", "function": function}
+
+
+def _check_thinking(body: dict[str, Any]) -> None:
     thinking = body.get("thinking")
     if thinking is not None:
         if not isinstance(thinking, dict):

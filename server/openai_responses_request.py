@@ -31,6 +31,11 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("max_output_tokens") is not None:
         result["max_tokens"] = body["max_output_tokens"]
         result.pop("max_completion_tokens", None)
+    if body.get("tools") is not None:
+        result["tools"] = _functions(body["tools"])
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        result["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     reasoning = body.get("reasoning")
     if reasoning is not None:
         if not isinstance(reasoning, dict):
@@ -49,14 +54,6 @@ def _refuse_stored(body: dict[str, Any]) -> None:
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    tools = body.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise wrong_type("tools", "array", tools)
-    for tool in tools or ():
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind == "function":
-            raise NotSupported("Field 'tools': tool calls are not supported yet")
-        log.warning("a tool of type %s is left out: only functions exist here", kind)
     text = body.get("text")
     if text is not None:
         if not isinstance(text, dict):
@@ -74,6 +71,24 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             raise InvalidRequest(f"Field '{name}': a response has one choice only")
+
+
+def _functions(tools: Any) -> list[dict[str, Any]]:
+    """The functions among the tools, as a chat request has them."""
+    if not isinstance(tools, list):
+        raise wrong_type("tools", "array", tools)
+    functions: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise wrong_type(f"tools[{index}]", "object", tool)
+        if tool.get("type") != "function":
+            log.warning("a tool of type %s is left out: only functions exist here", tool.get("type"))
+            continue
+        function = {"name": _string(tool, "name", f"tools[{index}]"), "parameters": tool.get("parameters") or {}}
+        if tool.get("description") is not None:
+            function["description"] = _string(tool, "description", f"tools[{index}]")
+        functions.append({"type": "function", "function": function})
+    return functions
 
 
 def _read_input(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
@@ -56,46 +57,59 @@ def stream_error(error: BaseException) -> NamedEvent:
     return NamedEvent("error", anthropic_error(error))
 
 
-# Kind of a delta -> type of its block.
-BLOCKS = {"reasoning_content": "thinking", "content": "text"}
+class Block:
+    """One block of the answer, as it grows. `kind`: thinking, text or tool_use."""
 
+    __slots__ = ("kind", "name", "parts", "tool_id")
 
-def _block(kind: str, text: str) -> dict[str, str]:
-    if kind == "thinking":
-        return {"type": kind, "thinking": text, "signature": ""}
-    return {"type": kind, "text": text}
+    def __init__(self, kind: str, *, tool_id: str = "", name: str = "") -> None:
+        self.kind = kind
+        self.tool_id = tool_id
+        self.name = name
+        self.parts: list[str] = []
+
+    def json(self) -> dict[str, Any]:
+        text = "".join(self.parts)
+        if self.kind == "thinking":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        if self.kind == "text":
+            return {"type": "text", "text": text}
+        # The reader of tool calls has checked that this is the text of an object.
+        return {"type": "tool_use", "id": self.tool_id, "name": self.name, "input": json.loads(text or "{}")}
+
+    def delta(self, text: str) -> dict[str, str]:
+        if self.kind == "tool_use":
+            return {"type": "input_json_delta", "partial_json": text}
+        return {"type": f"{self.kind}_delta", self.kind: text}
 
 
 class MessageFormat:
-    """One answer: a message with a block of thoughts and one of text, as far as there are any."""
+    """One answer: a message with blocks of thoughts, text and tool calls, as far as there are any."""
 
     ends_with_done = False
 
     def __init__(self, state: ServerState, shape: AnswerShape) -> None:
         self._model = state.settings.model_name
         self._id = f"msg_{secrets.token_hex(16)}"
-        self._shape = shape
         self._parser = AnswerParser(shape)
         self._has_started = False
-        self._blocks: list[str] = []  # types of the blocks that a stream began; the last one is open
+        self._blocks: list[Block] = []  # in a stream the last one is open
 
     def _message(self, generation: Generation, *, is_done: bool) -> dict[str, Any]:
-        message: dict[str, Any] = {}
-        if is_done:
-            parser = AnswerParser(self._shape)
-            parser.push(generation.content)
-            parser.finish()
-            message = parser.message()
         return {
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "content": [_block(block, message[name]) for name, block in BLOCKS.items() if message.get(name)],
+            "content": [block.json() for block in self._blocks] if is_done else [],
             "model": self._model,
-            "stop_reason": stop_reason(generation) if is_done else None,
+            "stop_reason": self._stop_reason(generation) if is_done else None,
             "stop_sequence": _stop_sequence(generation) if is_done else None,
             "usage": _usage(generation, generation.n_decoded if is_done else 0),
         }
+
+    def _stop_reason(self, generation: Generation) -> str:
+        reason = stop_reason(generation)
+        return "tool_use" if reason == "end_turn" and self._parser.has_calls else reason
 
     def chunks(self, event: Event) -> Iterable[Any]:
         if isinstance(event, TokenText):
@@ -111,18 +125,34 @@ class MessageFormat:
 
     def _deltas(self, deltas: list[Delta]) -> Iterable[NamedEvent]:
         for delta in deltas:
-            ((name, text),) = delta.items()
-            block = BLOCKS[name]
-            if self._blocks[-1:] != [block]:
-                yield from self._close_block()
-                self._blocks.append(block)
-                yield _event("content_block_start", index=self._index, content_block=_block(block, ""))
-            yield _event("content_block_delta", index=self._index, delta={"type": f"{block}_delta", block: text})
+            ((name, value),) = delta.items()
+            if name != "tool_calls":
+                kind = "thinking" if name == "reasoning_content" else "text"
+                if not self._blocks or self._blocks[-1].kind != kind:
+                    yield from self._begin(Block(kind))
+                yield from self._add(value)
+                continue
+            for call in value:
+                function = call["function"]
+                if "name" in function:
+                    yield from self._begin(Block("tool_use", tool_id=call["id"], name=function["name"]))
+                yield from self._add(function["arguments"])
+
+    def _begin(self, block: Block) -> Iterable[NamedEvent]:
+        yield from self._close_block()
+        self._blocks.append(block)
+        yield _event("content_block_start", index=self._index, content_block=block.json())
+
+    def _add(self, text: str) -> Iterable[NamedEvent]:
+        if text:
+            block = self._blocks[-1]
+            block.parts.append(text)
+            yield _event("content_block_delta", index=self._index, delta=block.delta(text))
 
     def _close_block(self) -> Iterable[NamedEvent]:
         if not self._blocks:
             return
-        if self._blocks[-1] == "thinking":
+        if self._blocks[-1].kind == "thinking":
             delta = {"type": "signature_delta", "signature": ""}
             yield _event("content_block_delta", index=self._index, delta=delta)
         yield _event("content_block_stop", index=self._index)
@@ -136,12 +166,15 @@ class MessageFormat:
         yield from self._close_block()
         yield _event(
             "message_delta",
-            delta={"stop_reason": stop_reason(generation), "stop_sequence": _stop_sequence(generation)},
+            delta={"stop_reason": self._stop_reason(generation), "stop_sequence": _stop_sequence(generation)},
             usage={"output_tokens": generation.n_decoded},
         )
         yield _event("message_stop")
 
     def whole(self, generations: list[Generation]) -> Any:
+        # The blocks are those of a stream that sent the whole text at once.
+        for _ in self._deltas(self._parser.push(generations[0].content) + self._parser.finish()):
+            pass
         return self._message(generations[0], is_done=True)
 
 

@@ -20,8 +20,42 @@ from pyllama.server.responses import json_response, read_object
 from pyllama.server.sse import NamedEvent
 from pyllama.server.state import ServerState, server_state
 
-# Kinds of deltas, each of which makes an item of the output, in this order.
-REASONING, CONTENT = "reasoning_content", "content"
+
+class Item:
+    """One item of the output, as it grows. `kind`: reasoning, message or function_call."""
+
+    __slots__ = ("call_id", "id", "index", "kind", "name", "parts")
+
+    def __init__(self, kind: str, index: int, *, call_id: str = "", name: str = "") -> None:
+        self.id = f"{ID_PREFIXES[kind]}_{secrets.token_hex(16)}"
+        self.kind = kind
+        self.index = index
+        self.call_id = call_id
+        self.name = name
+        self.parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    def json(self, status: str) -> dict[str, Any]:
+        text = self.text
+        if self.kind == "reasoning":
+            return {
+                "id": self.id, "summary": [], "type": "reasoning",
+                "content": [{"text": text, "type": "reasoning_text"}] if text else [],
+                "encrypted_content": "", "status": status,
+            }  # fmt: skip
+        if self.kind == "message":
+            content = [_text_part(text)] if text else []
+            return {"content": content, "id": self.id, "role": "assistant", "status": status, "type": "message"}
+        return {
+            "id": self.id, "type": "function_call", "status": status,
+            "arguments": text, "call_id": self.call_id, "name": self.name,
+        }  # fmt: skip
+
+
+ID_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
 
 
 def _usage(generation: Generation, n_thoughts: int) -> dict[str, Any]:
@@ -38,7 +72,7 @@ def _usage(generation: Generation, n_thoughts: int) -> dict[str, Any]:
 
 
 class ResponseFormat:
-    """One answer: a response with an item of thoughts and a message, as far as there are any.
+    """One answer: a response with an item of thoughts, a message and function calls, as far as there are any.
 
     asked: the request's body, of which a response repeats a few fields. Every lifecycle event carries the whole
     response and every event a rising number, because typed clients need them; they are what llama-server's events
@@ -51,15 +85,13 @@ class ResponseFormat:
         self._model = state.settings.model_name
         self._tokenizer = state.loaded.tokenizer
         self._id = f"resp_{secrets.token_hex(16)}"
-        self._item_ids = {REASONING: f"rs_{secrets.token_hex(16)}", CONTENT: f"msg_{secrets.token_hex(16)}"}
         self._created = int(time.time())
         self._asked = asked
         self._params = task.params
-        self._shape = task.shape
         self._parser = AnswerParser(task.shape)
         self._n_events = 0
         self._has_started = False
-        self._begun: list[str] = []  # kinds of the items that a stream began
+        self._items: list[Item] = []
 
     # ---- objects
 
@@ -68,56 +100,35 @@ class ResponseFormat:
         is_cut = generation is not None and finish_reason(generation) == "length"
         status = "in_progress" if generation is None else "incomplete" if is_cut else "completed"
         response: dict[str, Any] = {}
-        message: dict[str, Any] = {}
         if generation is not None:
             response["completed_at"] = int(time.time())
-            parser = AnswerParser(self._shape)
-            parser.push(generation.content)
-            parser.finish()
-            message = parser.message()
         response |= {
             "created_at": self._created,
             "id": self._id,
             "model": self._model,
             "object": "response",
-            "output": [self._item(kind, status, message[kind]) for kind in (REASONING, CONTENT) if message.get(kind)],
+            "output": [] if generation is None else [item.json(status) for item in self._items],
             "status": status,
         }
         if generation is not None:
-            response["usage"] = _usage(generation, self._n_thoughts(message))
+            response["usage"] = _usage(generation, self._n_thoughts())
         return response | {
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": self._asked.get("instructions"),
             "max_output_tokens": self._params.n_predict if self._params.n_predict >= 0 else None,
             "metadata": self._asked.get("metadata"),
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": self._asked.get("parallel_tool_calls") is not False,
             "previous_response_id": None,
             "temperature": self._params.sampling.temperature,
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": self._asked.get("tool_choice") or "auto",
+            "tools": self._asked.get("tools") or [],
             "top_p": self._params.sampling.top_p,
         }
 
-    def _n_thoughts(self, message: dict[str, Any]) -> int:
-        thoughts = message.get(REASONING, "")
-        return len(self._tokenizer.encode(thoughts, add_special=False, parse_special=False)) if thoughts else 0
-
-    def _item(self, kind: str, status: str, text: str) -> dict[str, Any]:
-        """An item of the output; without text one that has just begun."""
-        if kind == REASONING:
-            return {
-                "id": self._item_ids[kind],
-                "summary": [],
-                "type": "reasoning",
-                "content": [{"text": text, "type": "reasoning_text"}] if text else [],
-                "encrypted_content": "",
-                "status": status,
-            }
-        content = [_text_part(text)] if text else []
-        return {
-            "content": content, "id": self._item_ids[kind], "role": "assistant", "status": status, "type": "message",
-        }  # fmt: skip
+    def _n_thoughts(self) -> int:
+        texts = [item.text for item in self._items if item.kind == "reasoning"]
+        return sum(len(self._tokenizer.encode(text, add_special=False, parse_special=False)) for text in texts)
 
     # ---- events
 
@@ -148,35 +159,61 @@ class ResponseFormat:
 
     def _deltas(self, deltas: list[Delta]) -> Iterable[NamedEvent]:
         for delta in deltas:
-            ((kind, text),) = delta.items()
-            if kind not in self._begun:
-                self._begun.append(kind)
-                item = self._item(kind, "in_progress", "")
-                yield self._event("response.output_item.added", output_index=len(self._begun) - 1, item=item)
-                if kind == CONTENT:
-                    yield self._event("response.content_part.added", **self._place(kind), part=_text_part(""))
-            if kind == REASONING:
-                yield self._event("response.reasoning_text.delta", **self._place(kind), delta=text)
-            else:
-                yield self._event("response.output_text.delta", **self._place(kind), delta=text, logprobs=[])
+            ((name, value),) = delta.items()
+            if name != "tool_calls":
+                kind = "reasoning" if name == "reasoning_content" else "message"
+                item = next((item for item in self._items if item.kind == kind), None)
+                if item is None:
+                    item = Item(kind, len(self._items))
+                    yield from self._begin(item)
+                yield from self._add(item, value)
+                continue
+            for call in value:
+                function = call["function"]
+                if "name" in function:
+                    call_id = f"call_{call['id']}"
+                    item = Item("function_call", len(self._items), call_id=call_id, name=function["name"])
+                    yield from self._begin(item)
+                yield from self._add(self._items[-1], function["arguments"])
+
+    def _begin(self, item: Item) -> Iterable[NamedEvent]:
+        self._items.append(item)
+        yield self._event("response.output_item.added", output_index=item.index, item=item.json("in_progress"))
+        if item.kind == "message":
+            yield self._event("response.content_part.added", **_place(item), part=_text_part(""))
+
+    def _add(self, item: Item, text: str) -> Iterable[NamedEvent]:
+        if not text:
+            return
+        item.parts.append(text)
+        if item.kind == "reasoning":
+            yield self._event("response.reasoning_text.delta", **_place(item), delta=text)
+        elif item.kind == "message":
+            yield self._event("response.output_text.delta", **_place(item), delta=text, logprobs=[])
+        else:
+            place = {"item_id": item.id, "output_index": item.index}
+            yield self._event("response.function_call_arguments.delta", **place, delta=text)
 
     def _end(self, generation: Generation) -> Iterable[NamedEvent]:
         yield from self._deltas(self._parser.finish())
         response = self._response(generation)
-        for index, item in enumerate(response["output"]):
-            if item["type"] == "message":
-                part = item["content"][0]
-                yield self._event("response.output_text.done", **self._place(CONTENT), text=part["text"], logprobs=[])
-                yield self._event("response.content_part.done", **self._place(CONTENT), part=part)
-            yield self._event("response.output_item.done", output_index=index, item=item)
+        for item, shown in zip(self._items, response["output"], strict=True):
+            if item.kind == "message":
+                yield self._event("response.output_text.done", **_place(item), text=item.text, logprobs=[])
+                yield self._event("response.content_part.done", **_place(item), part=shown["content"][0])
+            yield self._event("response.output_item.done", output_index=item.index, item=shown)
         # Also for an answer that met its limit: clients of llama-server wait for this name; the status tells.
         yield self._event("response.completed", response=response)
 
-    def _place(self, kind: str) -> dict[str, Any]:
-        return {"item_id": self._item_ids[kind], "output_index": self._begun.index(kind), "content_index": 0}
-
     def whole(self, generations: list[Generation]) -> Any:
+        # The items are those of a stream that sent the whole text at once.
+        for _ in self._deltas(self._parser.push(generations[0].content) + self._parser.finish()):
+            pass
         return self._response(generations[0])
+
+
+def _place(item: Item) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": item.index, "content_index": 0}
 
 
 def _text_part(text: str) -> dict[str, Any]:

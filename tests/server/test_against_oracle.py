@@ -190,7 +190,6 @@ def test_named_events_are_the_same_and_lack_nothing(addresses: tuple[str, str], 
         {"messages": MESSAGES, "system": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
         {"messages": [*MESSAGES, {"role": "assistant", "content": "Hello"}]},
-        {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "42"}]}]},
     ],
 )
 def test_message_prompts_are_as_long(addresses: tuple[str, str], body: Any) -> None:

@@ -154,7 +154,8 @@ def test_blocks_of_earlier_turns_become_chat_messages() -> None:
         ({"messages": [{"role": "user"}]}, InvalidRequest, r"messages\[0\].content"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, InvalidRequest, "document"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, ServerFault, "image input"),
-        ({"messages": [USER], "tools": [{"name": "f"}]}, NotSupported, "tools"),
+        ({"messages": [USER], "tools": [{}]}, InvalidRequest, r"tools\[0\].name"),
+        ({"messages": [USER], "tools": [{"type": "bash_20250124", "name": "bash"}]}, InvalidRequest, "bash_20250124"),
         (
             {"messages": [USER], "max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 2000}},
             NotSupported,
@@ -174,7 +175,7 @@ def test_errors_have_the_apis_envelope(serve: Any) -> None:
     for fields, status, kind in (
         ({"messages": None}, 500, "server_error"),
         ({"temperature": "hot"}, 400, "invalid_request_error"),
-        ({"tools": [{"name": "f"}]}, 501, "not_supported_error"),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "any"}}, 501, "not_supported_error"),
         ({"messages": [{"role": "user", "content": "x" * 2000}], "stream": True}, 400, "exceed_context_size_error"),
     ):
         response = message(server, **fields)
@@ -243,3 +244,52 @@ def test_thoughts_are_a_block_of_their_own_before_the_text(serve: Any, text: str
             assert name == "content_block_stop"
             assert is_signed == (blocks[-1]["type"] == "thinking")
     assert blocks == content
+
+
+TOOLS = [{"name": "weather", "description": "Weather of a place", "input_schema": {"type": "object", "properties": {}}}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris 🙂"}}\n</tool_call>'
+
+
+def test_tools_are_shown_to_the_chat_layer() -> None:
+    function = {"name": "weather", "description": "Weather of a place", "parameters": TOOLS[0]["input_schema"]}
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    body = chat_body({"messages": [USER], "tools": TOOLS, "tool_choice": choice})
+    assert body["tools"] == [{"type": "function", "function": function}]
+    assert (body["tool_choice"], body["parallel_tool_calls"]) == ("auto", False)
+    for kind, expected in (("any", "required"), ("tool", "required"), ("none", "none"), ("other", None)):
+        choice = {"type": kind, "name": "weather"}
+        assert chat_body({"messages": [USER], "tools": TOOLS, "tool_choice": choice}).get("tool_choice") == expected
+
+
+@pytest.mark.parametrize("text", [CALL, f"<think>hm</think>I look.\n{CALL}\n{CALL}", f"{CALL}\nDone.", "no call"])
+def test_calls_are_blocks_and_the_streams_blocks_are_the_plain_answers(serve: Any, text: str) -> None:
+    server = serve(
+        n_ctx=4096,
+        template=THINKING_TEMPLATE.replace("assistant:", "assistant^") + "{# <tool_call> #}",
+        engine={"next_token": forced_text(text.encode(), after=b"^")},
+    )
+    fields = {"max_tokens": 1000, "tools": TOOLS}
+    plain = message(server, **fields).json()
+    blocks: list[Any] = []
+    events = stream(server, **fields)
+    for name, data in events[1:-2]:
+        if name == "content_block_start":
+            blocks.append(data["content_block"])
+        elif name == "content_block_delta" and data["delta"]["type"] == "input_json_delta":
+            blocks[-1]["input"] = (blocks[-1]["input"] or "") + data["delta"]["partial_json"]
+        elif name == "content_block_delta":
+            kind = data["delta"]["type"].removesuffix("_delta")
+            blocks[-1][kind] += data["delta"][kind]
+        assert data["index"] == len(blocks) - 1
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    for block in calls:
+        block["input"] = json.loads(block["input"])
+    plain_calls = [block for block in plain["content"] if block["type"] == "tool_use"]
+    assert len(calls) == text.count("<tool_call>")
+    assert all(call["input"] == {"city": "Paris 🙂"} and call["name"] == "weather" for call in calls)
+    assert len({call["id"] for call in calls + plain_calls}) == 2 * len(calls)
+    for block in calls + plain_calls:
+        del block["id"]
+    assert blocks == plain["content"]
+    reason = "tool_use" if calls else "end_turn"
+    assert plain["stop_reason"] == dict(events)["message_delta"]["delta"]["stop_reason"] == reason

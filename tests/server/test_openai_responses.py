@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -177,7 +178,7 @@ def test_other_fields_are_passed_on() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, InvalidRequest, "input_file"),
         ({"previous_response_id": "resp_1"}, InvalidRequest, "previous_response_id"),
         ({"background": True}, NotSupported, "background"),
-        ({"tools": [{"type": "function", "name": "f"}]}, NotSupported, "tools"),
+        ({"tools": [{"type": "function"}]}, InvalidRequest, r"tools\[0\].name"),
         ({"text": {"format": {"type": "json_schema"}}}, NotSupported, "text.format"),
         ({"include": ["message.output_text.logprobs"]}, NotSupported, "top_logprobs"),
         ({"n": 2}, InvalidRequest, "'n'"),
@@ -252,3 +253,57 @@ def test_thoughts_are_an_item_of_their_own_before_the_message(serve: Any) -> Non
     ]
     again = respond(server, input=[{"role": "user", "content": ""}, *final, {"role": "user", "content": "more"}])
     assert again.status_code == 200
+
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "description": "Weather",
+    "parameters": {"type": "object"},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris 🙂"}}\n</tool_call>'
+
+
+def test_functions_are_shown_to_the_chat_layer_and_other_tools_are_not() -> None:
+    choice = {"type": "function", "name": "weather"}
+    body = chat_body({"input": "x", "tools": [{"type": "web_search"}, TOOL], "tool_choice": choice})
+    function = {"name": "weather", "description": "Weather", "parameters": {"type": "object"}}
+    assert body["tools"] == [{"type": "function", "function": function}]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
+
+
+def test_calls_are_items_and_the_streams_items_are_the_plain_answers(serve: Any) -> None:
+    text = f"<think>hm</think>I look.\n{CALL}\n{CALL}"
+    server = serve(
+        n_ctx=4096,
+        template=THINKING_TEMPLATE.replace("assistant:", "assistant^") + "{# <tool_call> #}",
+        engine={"next_token": forced_text(text.encode(), after=b"^")},
+    )
+    fields = {"max_output_tokens": 1000, "tools": [TOOL]}
+    plain = respond(server, **fields).json()
+    assert [item["type"] for item in plain["output"]] == ["reasoning", "message", "function_call", "function_call"]
+    events = stream(server, **fields)
+    reader = TypeAdapter(ResponseStreamEvent)
+    for _, data in events:
+        reader.validate_python(data)
+    final = events[-1][1]["response"]["output"]
+    assert [data["item"] for name, data in events if name == "response.output_item.done"] == final
+    calls = [item for item in final if item["type"] == "function_call"]
+    for call in calls:
+        deltas = [d["delta"] for n, d in events if n.endswith("arguments.delta") and d["item_id"] == call["id"]]
+        assert json.loads("".join(deltas)) == {"city": "Paris 🙂"}
+        assert "".join(deltas) == call["arguments"]
+        assert call["id"].startswith("fc_")
+        assert call["call_id"].startswith("call_")
+    added = [data for name, data in events if name == "response.output_item.added"]
+    assert [data["output_index"] for data in added] == [0, 1, 2, 3]
+    assert [(data["item"]["name"], data["item"]["arguments"]) for data in added[2:]] == [("weather", "")] * 2
+    assert len({call["call_id"] for call in calls}) == 2
+    ids = ("id", "call_id")
+    strip = [{key: value for key, value in item.items() if key not in ids} for item in final]
+    assert strip == [{key: value for key, value in item.items() if key not in ids} for item in plain["output"]]
+    result = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "sunny"}
+    again = respond(server, input=[{"role": "user", "content": "hi"}, *final, result], tools=[TOOL])
+    assert again.status_code == 200
+    assert respond(server, tools=[TOOL], tool_choice="required").status_code == 501

@@ -270,7 +270,12 @@ class Generation:
             self._all_tokens.append(token)
         vocabulary, stream = self._vocabulary, self._stream
         is_end = token in vocabulary.eog_ids
-        piece = vocabulary.end_piece(token) if is_end else vocabulary.piece(token)
+        if is_end:
+            piece = vocabulary.end_piece(token)
+        elif token in self.params.preserved_tokens:
+            piece = vocabulary.special_piece(token)
+        else:
+            piece = vocabulary.piece(token)
         text = stream.push(piece)
         if self._indent is not None:
             text = self._indent.push(text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
 from pyllama.host_memory import MEBIBYTE, default_cache_bytes
+from pyllama.server.chat_tools import with_calls_as_text, with_tools_as_text
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import InvalidRequest
@@ -66,12 +67,34 @@ class LoadedModel:
         return with_end_tokens_banned(params, sorted(self.vocabulary.eog_ids))
 
     def render_chat(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Prompt text of a conversation. Raises `TemplateError`; `InvalidRequest` without a usable template."""
         if self.chat_template is None:
             raise InvalidRequest(f"this model has no usable chat template: {self.template_error}")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        capabilities = self.chat_template.capabilities()
+        if tools and not self.shows_tools:
+            messages = with_tools_as_text(messages, tools, system_role=capabilities["supports_system_role"])
+            tools = ()
+        if not capabilities["supports_tool_calls"]:
+            messages = with_calls_as_text(messages)
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools
+        )
+
+    @property
+    def shows_tools(self) -> bool:
+        """The chat template has a place for tools."""
+        return self.chat_template is not None and self.chat_template.capabilities()["supports_tools"]
+
+    @property
+    def template_source(self) -> str:
+        return "" if self.chat_template is None else self.chat_template.source
 
     def with_suppressed_tokens(self, params: SamplingParams) -> SamplingParams:
         """What the sampler gets: tokens that the model's file forbids are banned as well."""

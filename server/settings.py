@@ -77,6 +77,13 @@ class ServerSettings:
     chat_template: str = ""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prefill_assistant: bool = True
+    reasoning_format: str = "deepseek"
+    reasoning: bool = True  # thinking, where the template can switch it
+    reasoning_effort: str = ""
+    reasoning_budget: int = -1  # 0: the thinking block is closed at once
+    reasoning_budget_message: str = ""
+    reasoning_preserve: bool = True
+    parses_chat: bool = True
     ignore_eos: bool = False
     verbosity: int = 3
     defaults: GenerationParams = field(default_factory=GenerationParams)
@@ -184,6 +191,13 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         chat_template=options.chat_template,
         chat_template_kwargs=_template_kwargs(options.chat_template_kwargs),
         prefill_assistant=options.prefill_assistant,
+        reasoning_format=options.reasoning_format,
+        reasoning=options.reasoning != "off",
+        reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
+        reasoning_budget=options.reasoning_budget,
+        reasoning_budget_message=options.reasoning_budget_message,
+        reasoning_preserve=options.reasoning_preserve,
+        parses_chat=not options.skip_chat_parsing,
         ignore_eos=options.ignore_eos,
         verbosity=options.verbosity,
         defaults=GenerationParams(

@@ -21,7 +21,7 @@ from pyllama.server.api.results import (
     usage,
 )
 from pyllama.server.chat_messages import read_messages, split_prefill
-from pyllama.server.errors import InvalidRequest, NotSupported
+from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
 from pyllama.server.json_codec import type_name
 from pyllama.server.request_fields import read_flag, wrong_type
@@ -71,18 +71,38 @@ def refuse_unsupported(body: dict[str, Any]) -> None:
     choice = body.get("tool_choice")
     if isinstance(choice, str) and choice not in ("auto", "none", "required"):
         raise InvalidRequest(f"Field 'tool_choice': must be 'auto', 'none' or 'required', but is '{choice}'")
+
+
+def answer_schema(body: dict[str, Any]) -> Any:
+    """The JSON schema that `response_format` or `json_schema` ask for; None without one. Raises `InvalidRequest`."""
+    schema = body.get("json_schema")
     response_format = body.get("response_format")
     if isinstance(response_format, dict):
         kind = response_format.get("type", "")
-        if kind in ("json_object", "json_schema"):
-            for holder in (response_format, response_format.get("json_schema")):
-                schema = holder.get("schema") if isinstance(holder, dict) else None
-                if schema is not None and not isinstance(schema, dict):
-                    raise wrong_type("response_format.schema", "object", schema)
-            raise NotSupported(f"Field 'response_format': the type '{kind}' is not supported yet; only 'text' is")
-        if kind not in ("", "text"):
+        if kind == "json_object":
+            inner = response_format.get("schema")
+            if inner is not None or schema is None:
+                schema = _response_schema(inner)
+        elif kind == "json_schema":
+            holder = response_format.get("json_schema")
+            if holder is not None and not isinstance(holder, dict):
+                raise wrong_type("response_format.json_schema", "object", holder)
+            schema = _response_schema((holder or {}).get("schema"))
+        elif kind not in ("", "text"):
             shown = kind if isinstance(kind, str) else type_name(kind)
             raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {shown}')
+    if schema is not None and body.get("grammar"):
+        raise ServerFault("Cannot use both json_schema and grammar")
+    return schema
+
+
+def _response_schema(schema: Any) -> dict[str, Any]:
+    """Without a schema any JSON object will do."""
+    if schema is None:
+        return {}
+    if not isinstance(schema, dict):
+        raise wrong_type("response_format.schema", "object", schema)
+    return schema
 
 
 def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
@@ -107,8 +127,10 @@ def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     fields = {
         name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs", "json_schema", "echo")
     }
-    if body.get("json_schema") is not None:
-        fields["json_schema"] = body["json_schema"]
+    schema = answer_schema(body)
+    if schema is not None:
+        fields["json_schema"] = schema
+        fields.pop("grammar", None)  # an empty one
     wants_logprobs = read_flag(body.get("logprobs"), "logprobs", False)
     top = body.get("top_logprobs")
     if top is not None and (isinstance(top, bool) or not isinstance(top, int)):

@@ -25,6 +25,10 @@ _JSON_LAYOUT = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n{1,2}[
 # Where only one text is possible the library would allow one way to spell it in tokens. The model shall choose.
 _ALL_SPELLINGS = '%llguidance {"no_forcing": true}\n'
 
+# Recursive grammars take one item per code point and rule: on a large vocabulary a mask needs more than the library's
+# 50 000. Five millions are a quarter of a second; a grammar that needs more fails its request.
+_LIMITS = {"step_max_items": 5_000_000, "max_items_in_row": 10_000}
+
 
 class GrammarError(InvalidArgument):
     """The grammar or the schema is wrong, or asks for what cannot be honoured; the message says where or which."""
@@ -121,7 +125,7 @@ class GrammarCompiler:
 
         Raises `GrammarError`.
         """
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         prefix = SCHEMA_ERROR if source.kind == "json_schema" else ""
         try:
@@ -132,7 +136,9 @@ class GrammarCompiler:
             raise GrammarError(str(error)) from None
         except ValueError as error:  # the library's own
             raise GrammarError(f"{prefix}{error}") from None
-        matcher = LLMatcher(self._llguidance_table(), grammar, log_level=0)
+        matcher = LLMatcher(
+            self._llguidance_table(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS, verbose_errors=False)
+        )
         if matcher.is_error():
             reason = _schema_fault(source) if source.kind == "json_schema" else ""
             raise GrammarError(f"{prefix}{reason or _reason(matcher)}")

@@ -1,7 +1,8 @@
 """GBNF, the grammar notation of llama-server: the parser, and its translation into the grammar of `llguidance`.
 
-Every character of a literal and every class becomes a terminal of one code point. Terminals then never differ in
-length, so that the lexer of `llguidance`, which prefers the longest terminal, cannot cut the language down.
+A grammar without recursion becomes one regular expression, which is followed fastest. In any other every character of a
+literal and every class is a terminal of one code point: terminals then never differ in length, so that the lexer of
+`llguidance`, which prefers the longest terminal, cannot cut the language down.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ MAX_REPETITIONS = 2000
 """Counts that a repetition must reach may not pass it, nor the product of nested ones; a higher maximum is no limit."""
 MAX_DEPTH = 100
 MAX_LENGTH = 1_000_000  # characters of a grammar
+MAX_EXPRESSION = 100_000  # characters of a grammar written as one regular expression
 
 _SIMPLE_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
 _HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
@@ -50,12 +52,48 @@ def to_llguidance(text: str, token_of: Callable[[str], int | None]) -> str:
     for name, place in rules.used.items():
         if name not in rules.bodies:
             raise InvalidArgument(f"line {place.line}, column {place.column}: there is no rule '{name}'")
+    expression = _as_expression(rules.bodies)
+    if expression is not None:
+        return f"start: /{expression}/\n"
     # The names of the grammar may hold what the other notation does not allow: numbers stand for them.
     numbers = {name: f"rule_{index}" for index, name in enumerate(rules.bodies)}
     lines = [f"start: {numbers['root']}"]
     for name, body in rules.bodies.items():
         lines.append(f"{numbers[name]}: {_REFERENCE.sub(lambda match: numbers[match[1]], body)}")
     return "\n".join(lines) + "\n"
+
+
+def _as_expression(bodies: dict[str, str]) -> str | None:
+    """The language of `root` as a regular expression; None for recursion, token numbers, and when it gets too long."""
+    done: dict[str, str] = {}
+    open_rules: list[str] = []
+
+    def expand(name: str) -> str | None:
+        if name in done:
+            return done[name]
+        if name in open_rules or len(open_rules) > MAX_DEPTH or "<[" in bodies[name]:
+            return None
+        open_rules.append(name)
+        parts = []
+        length = 0
+        for index, part in enumerate(_REFERENCE.split(bodies[name])):
+            piece = expand(part) if index % 2 else _as_expression_part(part)
+            if piece is None:
+                return None
+            length += len(piece)
+            if length > MAX_EXPRESSION:
+                return None
+            parts.append(piece)
+        open_rules.pop()
+        done[name] = f"(?:{''.join(parts)})"
+        return done[name]
+
+    return expand("root")
+
+
+def _as_expression_part(part: str) -> str:
+    """A translated piece without references: classes between slashes, groups, marks, blanks and empty texts."""
+    return part.replace(" ", "").replace("/", "").replace("(", "(?:").replace('""', "(?:)")
 
 
 class _Parser:

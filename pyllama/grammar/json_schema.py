@@ -21,9 +21,13 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 _COMBINATORS = ("allOf", "anyOf", "oneOf", "$ref", "if", "unevaluatedProperties")
-_RESTRICTING = frozenset(
-    ["type", "const", "enum", "$ref", "$dynamicRef", "$recursiveRef", "$id", "$schema", "$anchor", "$dynamicAnchor", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength", "pattern", "format", "minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "required", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties"]
-).union(_MAPS, _LISTS, _SINGLE)
+_VALUE_KEYWORDS = """
+    type const enum $ref $dynamicRef $recursiveRef $id $schema $anchor $dynamicAnchor minimum maximum exclusiveMinimum
+    exclusiveMaximum multipleOf minLength maxLength pattern format minItems maxItems uniqueItems minContains maxContains
+    required minProperties maxProperties dependentRequired dependentSchemas dependencies unevaluatedItems
+    unevaluatedProperties
+"""
+_RESTRICTING = frozenset((*_VALUE_KEYWORDS.split(), *_MAPS, *_LISTS, *_SINGLE))
 
 
 def prepare_schema(schema: Any) -> dict[str, Any]:

@@ -124,11 +124,15 @@ def test_random_grammars_allow_what_the_equal_regular_expression_matches() -> No
     for _ in range(60):
         grammar, pattern = make(3)
         constraint = gbnf(f"root ::= {grammar}")
+        recursive = gbnf(f'root ::= {grammar} | "(" root ")"')  # is followed in another way
         for _ in range(12):
             text = "".join(rng.choices("abcd", k=rng.randint(0, 5)))
             matches = re.fullmatch(pattern, text) is not None
             n_matching += matches
             assert accepts(constraint, text) == matches, (grammar, text)
+            assert accepts(recursive, text) == matches, (grammar, text)
+            nested = any(re.fullmatch(pattern, inner) for inner in (f"(({text}))", f"({text})", text))
+            assert accepts(recursive, f"(({text}))") == nested, (grammar, text)
     assert n_matching > 50
 
 
@@ -185,6 +189,27 @@ def test_repetitions_up_to_the_limit_are_exact(n: int) -> None:
         assert allowed(constraint) <= {ord("a"), 258}
         constraint.accept(ord("a"))
     assert allowed(constraint) == set(END)
+
+
+class WordTokenizer(ByteTokenizer):
+    """Bytes and 40 000 words, some of them twice."""
+
+    n_vocab = 40_256
+    words = tuple(f"{a}{b}{c}".encode() for a in "abcdefghij" for b in range(100) for c in range(40))
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return bytes([token]) if token < 256 else self.words[token - 256]
+
+
+def test_a_recursive_grammar_is_followed_on_a_large_vocabulary() -> None:
+    compiler = GrammarCompiler(WordTokenizer(ends=False), WordTokenizer.n_vocab)
+    constraint = compiler.compile(GrammarSource("gbnf", 'root ::= "[" (root | [a-z] [^"]*)? "]"'))
+    for byte in b"[[a":
+        constraint.accept(byte)
+    mask = constraint.mask()
+    n_allowed = sum(int(word).bit_count() for word in mask)
+    # All words, ASCII but the quotation mark, and the bytes that begin longer characters.
+    assert n_allowed == 40_000 + 127 + (0xF5 - 0xC2)
 
 
 def test_an_end_before_its_time_and_a_token_that_is_not_allowed_are_errors() -> None:

@@ -170,6 +170,36 @@ def test_chat_fields_that_clash_or_are_wrong(serve: Any, fields: dict[str, Any],
     assert chat(serve(), **fields).status_code == status
 
 
+OPENING = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant:<think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("fields", [{"response_format": {"type": "json_object", "schema": SHORT}}, {"grammar": "json"}])
+def test_an_answer_in_a_form_is_content_although_the_template_opens_a_thinking_block(serve: Any, fields: Any) -> None:
+    """Known fault C8."""
+    server = serve(template=OPENING)
+    if fields == {"grammar": "json"}:
+        fields = {"grammar": r'root ::= "{\"n\": " [0-9] ", \"tags\": [\"a\"]}"'}
+    assert server.post("/apply-template", {"messages": USER, **fields}).json()["prompt"].endswith("</think>\n\n")
+    message = chat(server, **fields).json()["choices"][0]["message"]
+    assert conforms(message["content"])
+    assert "reasoning_content" not in message
+    events = server.events("/v1/chat/completions", {"messages": USER, "max_tokens": 900, **fields})
+    deltas = [event["choices"][0]["delta"] for event in events if event != "[DONE]" and event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == message["content"]
+    assert not any("reasoning_content" in delta for delta in deltas)
+
+
+def test_a_schema_wins_over_tools(serve: Any) -> None:
+    """Known fault E19."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    choice = chat(serve(template=OPENING), tools=tools, json_schema=SHORT).json()["choices"][0]
+    assert conforms(choice["message"]["content"])
+    assert choice["finish_reason"] == "stop"
+
+
 # ---- the real engine
 
 

@@ -20,6 +20,7 @@ from pyllama.errors import (
 )
 
 if TYPE_CHECKING:
+    from pyllama.grammar import LlamaGrammar
     from pyllama.llama import Llama
 
 try:
@@ -34,6 +35,7 @@ __all__ = [
     "GgufError",
     "InvalidArgument",
     "Llama",
+    "LlamaGrammar",
     "ModelError",
     "OutOfMemory",
     "PyllamaError",
@@ -49,4 +51,8 @@ def __getattr__(name: str) -> Any:
         from pyllama.llama import Llama
 
         return Llama
+    if name == "LlamaGrammar":
+        from pyllama.grammar import LlamaGrammar
+
+        return LlamaGrammar
     raise AttributeError(f"module 'pyllama' has no attribute '{name}'")

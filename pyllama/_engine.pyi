@@ -219,6 +219,11 @@ class Sampler:
         """The seed in use (the drawn one when a random seed was asked for)."""
     def accept(self, tokens: Sequence[int]) -> None:
         """Append tokens to the history that penalties look at (prompt tokens, or a sampled token)."""
+    def set_mask(self, mask: NDArray[np.uint32] | None) -> None:
+        """Until the next call only tokens t whose bit ``t % 32`` of word ``t // 32`` is set may be drawn; None: all.
+
+        Raises `InvalidArgument` unless there are ceil(n_vocab / 32) words.
+        """
     def sample(self, logits: NDArray[np.float32]) -> int:
         """Run the chain on one row of raw logits and return the chosen token id. Does not accept it."""
     def candidates(self) -> list[tuple[int, float]]:

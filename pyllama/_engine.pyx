@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from cython.operator cimport dereference as deref
 from libc.stddef cimport size_t
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t
 from libcpp cimport bool as cpp_bool
 from libcpp.memory cimport shared_ptr
 from libcpp.optional cimport optional
@@ -20,8 +20,8 @@ from libcpp.vector cimport vector
 
 from pyllama cimport _engine_native as native
 from pyllama._engine_native cimport (
-    ByteSpan, FlagSpan, FloatSpan, GgufValueType, PoolingType, QuantType, SamplerStage, TokenSpan, byte, string_view,
-    traits, view_of,
+    ByteSpan, FlagSpan, FloatSpan, GgufValueType, MaskSpan, PoolingType, QuantType, SamplerStage, TokenSpan, byte,
+    string_view, traits, view_of,
 )
 from pyllama.errors import InvalidArgument, PyllamaError
 
@@ -480,6 +480,15 @@ cdef class Sampler:
     def accept(self, tokens):
         cdef vector[int32_t] native_tokens = token_vector(tokens)
         self.ptr.get().accept(TokenSpan(native_tokens.data(), native_tokens.size()))
+
+    def set_mask(self, mask):
+        if mask is None:
+            self.ptr.get().set_mask(MaskSpan())
+            return
+        cdef const uint32_t[::1] words = np.ascontiguousarray(mask, dtype=np.uint32)
+        if words.shape[0] == 0:
+            raise InvalidArgument("a mask of 0 words; expected one bit per token")
+        self.ptr.get().set_mask(MaskSpan(&words[0], <size_t>words.shape[0]))
 
     def sample(self, logits):
         cdef const float[::1] row = np.ascontiguousarray(logits, dtype=np.float32)

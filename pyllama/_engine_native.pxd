@@ -31,6 +31,7 @@ cdef extern from "<span>" namespace "std" nogil:
 ctypedef span[const int32_t] TokenSpan
 ctypedef span[const uint8_t] FlagSpan
 ctypedef span[const float] FloatSpan
+ctypedef span[const uint32_t] MaskSpan
 ctypedef span[const byte] ByteSpan
 
 cdef extern from "quants/types.h" namespace "v100" nogil:
@@ -204,6 +205,7 @@ cdef extern from "sampling/sampler.h" namespace "v100" nogil:
         int32_t n_vocab() const
         uint32_t seed() const
         void accept(TokenSpan tokens) except +translate_error
+        void set_mask(MaskSpan mask) except +translate_error
         int32_t sample(FloatSpan logits) except +translate_error
         vector[TokenProbability] candidates() except +translate_error
         void reset() except +translate_error

@@ -142,7 +142,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tfs_z": (1.0,),
     "mirostat_mode": (0,),
     "grammar": (None,),
-    "response_format": (None, {"type": "text"}),
     "tools": (None, []),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),

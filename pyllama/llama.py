@@ -45,6 +45,8 @@ from pyllama.completion_types import (
 from pyllama.embeddings import TextEmbedder, read_pooling_type
 from pyllama.errors import InvalidArgument
 from pyllama.gguf.split_set import check_parts
+from pyllama.grammar import Constraint, GrammarCompiler, GrammarSource, LlamaGrammar
+from pyllama.grammar.llama_grammar import source_of
 from pyllama.host_memory import MEBIBYTE, default_cache_bytes
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
 from pyllama.llama_state import LlamaState, LogitsRows
@@ -197,6 +199,7 @@ class Llama:
         self.verbose = verbose
         self.chat_format = chat_format
         self._chat_template: ChatTemplate | None = None
+        self._grammars: GrammarCompiler | None = None  # made at the first use
         self._seed = read_seed(seed)
         self._last_n_tokens_size = read_count("last_n_tokens_size", last_n_tokens_size)
 
@@ -474,7 +477,7 @@ class Llama:
         penalize_nl: bool = True,
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
         stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
-        grammar: object | None = None,
+        grammar: LlamaGrammar | None = None,
     ) -> LockedStream[int]:
         """Iterator of drawn tokens, end-of-generation tokens too. `stopping_criteria` end it; else `ContextFull`.
 
@@ -487,7 +490,6 @@ class Llama:
                 "tfs_z": tfs_z,
                 "mirostat_mode": mirostat_mode,
                 "penalize_nl": penalize_nl,
-                "grammar": grammar,
             }
         )
         options = self._options(temp, top_k, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty)
@@ -500,6 +502,7 @@ class Llama:
             read_callables(logits_processor),
             read_callables(stopping_criteria),
             reset=reset,
+            constraint=self._constraint(source_of(grammar, None), options),
         )
         return LockedStream(self._queue, _only_tokens(drawn))
 
@@ -526,6 +529,14 @@ class Llama:
             presence_penalty=presence_penalty,
             logit_bias=logit_bias + banned,
         )
+
+    def _constraint(self, source: GrammarSource | None, options: SamplingOptions) -> Constraint | None:
+        """The state of a grammar at the beginning of an answer. Raises `GrammarError`."""
+        if source is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self._tokenizer, self._n_vocab)
+        return self._grammars.compile(source, {token for token, bias in options.logit_bias if bias == -math.inf})
 
     # -------------------------------------------------------------------------------- state
 
@@ -570,11 +581,12 @@ class Llama:
         model: str | None = None,
         stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
-        grammar: object | None = None,
+        grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
     ) -> Completion | LockedStream[CompletionChunk]:
         """Continue `prompt`: text (special tokens in it are read as such) or token ids.
 
+        grammar: what the answer keeps to. A limit on its length may still cut it off.
         max_tokens: None or <= 0 goes on to the end of the context.
         logprobs: also return that many alternatives per token, with ``echo`` for the prompt too.
         stream: return an iterator of chunks, whose texts put together are the text of the plain answer.
@@ -589,7 +601,6 @@ class Llama:
                 "typical_p": typical_p,
                 "tfs_z": tfs_z,
                 "mirostat_mode": mirostat_mode,
-                "grammar": grammar,
             }
         )
         tokens, text = self._read_prompt(prompt)
@@ -615,7 +626,12 @@ class Llama:
             read_logit_bias(logit_bias),
         )
         deltas = self._complete(
-            request, options, self._seed_of(seed), read_callables(logits_processor), read_callables(stopping_criteria)
+            request,
+            options,
+            self._seed_of(seed),
+            read_callables(logits_processor),
+            read_callables(stopping_criteria),
+            self._constraint(source_of(grammar, None), options),
         )
         if stream:
             return LockedStream(self._queue, completion_chunks(request, deltas))
@@ -650,7 +666,7 @@ class Llama:
         mirostat_eta: float = 0.1,
         model: str | None = None,
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
-        grammar: object | None = None,
+        grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
@@ -658,6 +674,7 @@ class Llama:
         """Answer the last of `messages`, dictionaries with ``role`` and ``content``, laid out by the chat template.
 
         logprobs, top_logprobs: return the probability of each token, and of that many alternatives.
+        response_format: ``{"type": "json_object"}``, with a ``schema`` if need be, makes the answer a JSON value.
         The other arguments are those of `create_completion`. Also raises `TemplateError`.
         """
         self._open_sequence()
@@ -667,11 +684,9 @@ class Llama:
                 "function_call": function_call,
                 "tools": tools,
                 "tool_choice": tool_choice,
-                "response_format": response_format,
                 "typical_p": typical_p,
                 "tfs_z": tfs_z,
                 "mirostat_mode": mirostat_mode,
-                "grammar": grammar,
             }
         )
         if top_logprobs is not None and not logprobs:
@@ -698,7 +713,8 @@ class Llama:
             presence_penalty,
             read_logit_bias(logit_bias),
         )
-        deltas = self._complete(request, options, self._seed_of(seed), read_callables(logits_processor), ())
+        constraint = self._constraint(source_of(grammar, response_format), options)
+        deltas = self._complete(request, options, self._seed_of(seed), read_callables(logits_processor), (), constraint)
         if stream:
             return LockedStream(self._queue, chat_chunks(request, deltas))
         with self._call():
@@ -807,13 +823,15 @@ class Llama:
         seed: int,
         processors: Sequence[LogitsProcessor],
         criteria: Sequence[StoppingCriterion],
+        constraint: Constraint | None,
     ) -> Iterator[TextDelta]:
         """The text of a request, piece by piece. Runs inside the queue."""
         tokens, sequence = list(request.tokens), self._open_sequence()
         if request.echo:
             scored = [] if request.n_probs is None else sequence.score(tokens, request.n_probs)
             yield prompt_delta(request, scored, self._tokenizer, self._tokenizer.bos_id)
-        with contextlib.closing(sequence.draw(tokens, options, seed, request.n_probs, processors, criteria)) as drawn:
+        drawn = sequence.draw(tokens, options, seed, request.n_probs, processors, criteria, constraint=constraint)
+        with contextlib.closing(drawn):
             yield from iterate(request, drawn, self._tokenizer)
 
     # -------------------------------------------------------------------------------- one call at a time

@@ -12,6 +12,7 @@ from pyllama import _engine
 from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
 from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
 from pyllama.errors import ContextFull, InvalidArgument
+from pyllama.grammar import Constraint
 from pyllama.llama_state import LlamaState, LogitsRows
 
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
@@ -231,8 +232,11 @@ class TokenSequence:
         criteria: Sequence[StoppingCriterion] = (),
         *,
         reset: bool = True,
+        constraint: Constraint | None = None,
     ) -> Generator[DrawnToken, Sequence[int] | None, None]:
         """Draw token after token; a drawn one enters the memory when the next is asked for. `criteria` end it.
+
+        constraint: what the drawn tokens keep to; the end of its text ends it as well. Raises `ConstraintFailed`.
 
         reset: `tokens` replaces the sequence, of which the common beginning is kept; otherwise it is appended.
         The engine draws by itself unless somebody wants to see logits.
@@ -250,10 +254,19 @@ class TokenSequence:
 
         draw = self._draw_from_logits if processors or criteria or self._keep_all_logits else self._draw_in_engine
         while True:
+            if constraint is not None:
+                sampler.set_mask(constraint.mask())
             drawn = draw(tokens, sampler, n_probs, processors)
+            if constraint is not None:
+                constraint.accept(drawn.token)
             if criteria and any(criterion(np.array(self.tokens, np.intc), self.last_row()) for criterion in criteria):
                 return
             sent = yield drawn
+            if constraint is not None:
+                for token in sent or ():
+                    constraint.accept(token)
+                if constraint.has_ended or constraint.must_end:
+                    return
             sampler.accept(sent or ())
             tokens = [drawn.token, *(sent or ())]
             if self._n_keep is not None and len(self.tokens) + len(tokens) >= self.n_ctx:

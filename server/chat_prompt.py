@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pyllama.server.answer_format import is_constrained
 from pyllama.server.chat_answer import AnswerShape
 from pyllama.server.chat_messages import Conversation, read_messages, split_prefill
 from pyllama.server.chat_tools import parameter_schemas, read_tools
@@ -56,27 +57,11 @@ def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[s
     return variables
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
-    """Parts of a chat request that do not exist yet. Raises `InvalidRequest` (400) or `NotSupported` (501)."""
-    response_format = body.get("response_format")
-    if isinstance(response_format, dict):
-        kind = response_format.get("type", "")
-        if kind in ("json_object", "json_schema"):
-            for holder in (response_format, response_format.get("json_schema")):
-                schema = holder.get("schema") if isinstance(holder, dict) else None
-                if schema is not None and not isinstance(schema, dict):
-                    raise wrong_type("response_format.schema", "object", schema)
-            raise NotSupported(f"Field 'response_format': the type '{kind}' is not supported yet; only 'text' is")
-        if kind not in ("", "text"):
-            shown = kind if isinstance(kind, str) else type_name(kind)
-            raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {shown}')
-
-
 def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     """Messages -> prompt. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
     settings = state.settings
-    refuse_unsupported(body)
     tools = read_tools(body)
+    constrained = is_constrained(body, state.loaded.defaults, has_tools=bool(tools))
     messages = read_messages(body)
     conversation = split_prefill(body, messages, prefill_enabled=settings.prefill_assistant)
     continues = conversation.prefill is not None
@@ -94,12 +79,14 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     given = ""
     if continues:
         text, given = continued(text, conversation, tags)
-    if tags is not None and add_generation_prompt and _budget(body, settings) == 0:
+    # An answer that keeps to a schema has no thoughts: a thinking block that the template opens is closed again.
+    must_close = constrained and tags is not None and prompt_end(text, tags) is PromptEnd.OPEN
+    if tags is not None and add_generation_prompt and (must_close or _budget(body, settings) == 0):
         text, given = without_thoughts(text, given, conversation, tags, settings.reasoning_budget_message)
 
     parses_calls = read_flag(body.get("parse_tool_calls"), "parse_tool_calls", True) and settings.parses_chat
-    tool_set = tool_set_of(tools, body, state) if tools and parses_calls else None
-    splits = tags is not None and reasoning_format != "none" and settings.parses_chat
+    tool_set = tool_set_of(tools, body, state) if tools and parses_calls and not constrained else None
+    splits = tags is not None and reasoning_format != "none" and settings.parses_chat and not constrained
     if tool_set is not None and splits and reasoning_format == "deepseek-legacy":
         raise NotSupported("Field 'reasoning_format': 'deepseek-legacy' together with tools is not supported yet")
     shape = AnswerShape(

@@ -17,6 +17,7 @@ from typing import Any
 
 from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
 from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
+from pyllama.grammar import ConstraintFailed
 from pyllama.server import scheduler
 from pyllama.server.embedding_tasks import EmbeddingQueue, EmbeddingRequest
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
@@ -436,7 +437,25 @@ class EngineLoop:
             cuts = [*cuts, slot.generation.n_prompt - 1]
         return min((position for position in cuts if position > n_held), default=n_held) - n_held
 
+    def _constrain(self, plan: list[Chunk]) -> list[Chunk]:
+        """Tell the samplers which tokens grammars allow next; the plan without sequences that cannot go on."""
+        possible = []
+        for chunk in plan:
+            slot = self.slots[chunk.slot]
+            generation = slot.generation
+            if chunk.draws and generation.constraint is not None:
+                try:
+                    generation.sampler.set_mask(generation.constraint.mask())
+                except ConstraintFailed as error:
+                    self._fail(slot, error)
+                    continue
+            possible.append(chunk)
+        return possible
+
     def _step(self, plan: list[Chunk]) -> None:
+        plan = self._constrain(plan)
+        if not plan:
+            return
         works = []
         for chunk in plan:
             slot = self.slots[chunk.slot]
@@ -478,8 +497,13 @@ class EngineLoop:
             if generation.n_decoded == 0:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
-            if chunk.draws and self._take(generation, next(drawn), now):
-                finished.append(slot)
+            if not chunk.draws:
+                continue
+            try:
+                if self._take(generation, next(drawn), now):
+                    finished.append(slot)
+            except ConstraintFailed as error:
+                self._fail(slot, error)
         for _ in range(1, n_passes):
             for chunk in plan:
                 slot, output = self.slots[chunk.slot], next(drawn)
@@ -495,6 +519,8 @@ class EngineLoop:
         for chunk in plan:
             slot = self.slots[chunk.slot]
             generation = slot.generation
+            if generation is None:  # it failed
+                continue
             if generation.params.cache_prompt and generation.parent is None:
                 self.memory.keep_state(slot, is_generating=len(slot.tokens) > generation.n_prompt)
         for slot in finished:
@@ -595,7 +621,7 @@ class EngineLoop:
             return 1
         for chunk in plan:
             generation = self.slots[chunk.slot].generation
-            if chunk.n_tokens > 1 or generation.n_decoded == 0:
+            if chunk.n_tokens > 1 or generation.n_decoded == 0 or generation.constraint is not None:
                 return 1
             n_passes = min(n_passes, generation.n_left)
             if self._settings.checkpoints is not None:  # a state may be kept at the end of a page

@@ -9,6 +9,7 @@ from pyllama.server.generation_params import GenerationParams
 from pyllama.text_stream import TextStream
 
 if TYPE_CHECKING:
+    from pyllama.grammar import Constraint
     from pyllama.server.embedding_tasks import EmbeddingTask
     from pyllama.server.requests import ActiveRequest
     from pyllama.server.vocabulary import Vocabulary
@@ -117,6 +118,7 @@ class Generation:
         "_vocabulary",
         "age",
         "children",
+        "constraint",
         "has_begun",
         "has_new_line",
         "index",
@@ -161,6 +163,7 @@ class Generation:
         n_predict_limit: int,
         parent: Generation | None = None,
         shifts_context: bool = False,
+        constraint: Constraint | None = None,
     ) -> None:
         self.request = request
         self.index = index
@@ -169,6 +172,7 @@ class Generation:
         self.children: list[Generation] = []
         self.params = params
         self.sampler = sampler
+        self.constraint = constraint  # what the answer keeps to; None: anything
         self.n_ctx = n_ctx
         self.tokens = prompt if parent is None else list(prompt)
         self.n_prompt = len(prompt)
@@ -262,7 +266,12 @@ class Generation:
             self.n_prompt_done = n_held
 
     def on_token(self, token: int, value: float, top: Sequence[tuple[int, float]], now: float) -> TokenText:
-        """Take in one sampled token; sets `is_done` and the stop fields when it was the last."""
+        """Take in one sampled token; sets `is_done` and the stop fields when it was the last.
+
+        Raises `ConstraintFailed`.
+        """
+        if self.constraint is not None:
+            self.constraint.accept(token)
         self.n_decoded += 1
         self.t_end = now
         self.tokens.append(token)
@@ -286,7 +295,7 @@ class Generation:
         elif stream.matched is not None:
             self._stop("word")
             self.stopping_word = stream.matched
-        elif is_end:
+        elif is_end or (self.constraint is not None and self.constraint.must_end):
             self._stop("eos")
         elif self._budget >= 0 and self.n_decoded >= self._budget:
             self._stop("limit")

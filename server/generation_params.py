@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyllama.grammar import GrammarSource
 from pyllama.server.sampling_params import SamplingParams
 
 
@@ -33,12 +34,21 @@ class GenerationParams:
     id_slot: int = -1
     n_probs: int = 0
     post_sampling_probs: bool = False
+    grammar: str = ""
+    json_schema: str = ""  # JSON text
     backend_sampling: bool = False
     stop: tuple[str, ...] = ()
     reasoning_format: str = "none"
     preserved_tokens: frozenset[int] = frozenset()  # control tokens that are part of the text all the same
     echo: bool = False
     scores_prompt: bool = False  # log-probabilities of the prompt tokens as well
+
+    @property
+    def grammar_source(self) -> GrammarSource | None:
+        """What the answer must keep to."""
+        if self.grammar:
+            return GrammarSource("gbnf", self.grammar)
+        return GrammarSource("json_schema", self.json_schema) if self.json_schema else None
 
 
 def single_precision(value: float) -> float:
@@ -90,7 +100,7 @@ def settings_json(params: GenerationParams, *, full: bool = True) -> dict[str, A
         ],
         "n_probs": params.n_probs,
         "min_keep": s.min_keep,
-        "grammar": "",
+        "grammar": params.grammar,
         "grammar_lazy": False,
         "grammar_triggers": [],
         "preserved_tokens": sorted(params.preserved_tokens),

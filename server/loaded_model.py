@@ -235,6 +235,9 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     )
     tokenizer = Tokenizer.from_metadata(metadata)
     vocabulary = Vocabulary(tokenizer, model.n_vocab, shows_special=settings.shows_special)
+    source = settings.defaults.grammar_source
+    if source is not None:  # requests would fail one by one otherwise
+        vocabulary.grammars.compile(source)
     template, template_error = load_template(settings.chat_template, metadata, tokenizer)
     if template_error is not None:
         log.warning("chat requests will be refused: %s", template_error)

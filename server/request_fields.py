@@ -7,6 +7,7 @@ feature that does not exist here is refused unless its value is neutral, so that
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,7 +26,10 @@ REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 
 @dataclass(frozen=True, slots=True)
 class RequestField:
-    """One row. `kind`: bool, int, uint32, float, strings (a list), or text_or_list. Limits are hard unless `soft`."""
+    """One row. Limits are hard unless `soft`.
+
+    `kind`: bool, int, uint32, float, text, schema (an object), strings (a list), or text_or_list.
+    """
 
     name: str
     kind: str
@@ -74,6 +78,8 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _F("id_slot", "int", "slot to use, modulo the number of slots; -1: any"),
     _F("n_probs", "int", "log-probabilities of the N most likely tokens", aliases=("logprobs",)),
     _F("post_sampling_probs", "bool", "probabilities after the sampler chain instead"),
+    _F("grammar", "text", "GBNF grammar that the answer keeps to; empty: none"),
+    _F("json_schema", "schema", "JSON schema that the answer keeps to, unless `grammar` is given; `{}`: any object"),
     _F("backend_sampling", "bool", "has no effect: sampling runs on the CPU, with the same results"),
     _F("stop", "text_or_list", "texts that end the generation; empty: the server's"),
     # sampling
@@ -142,8 +148,6 @@ ACTIVE_SAMPLING: tuple[tuple[str, Callable[[SamplingParams], bool]], ...] = (
 
 # Fields without a row above. Value: is it neutral?
 UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "grammar": lambda v: v == "",
-    "json_schema": lambda v: False,
     "grammar_lazy": lambda v: v is False,
     "grammar_triggers": lambda v: v == [],
     "preserved_tokens": lambda v: v == [],
@@ -164,7 +168,6 @@ UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
 
 # JSON types of these fields where they exist: another type is the client's mistake (400), not a missing feature.
 _UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
-    "grammar": ("string",),
     "grammar_lazy": ("boolean",),
     "grammar_triggers": ("array",),
     "preserved_tokens": ("array",),
@@ -208,6 +211,12 @@ def read_value(field: RequestField, name: str, value: Any) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest(f"Field '{name}': must be a finite number, but is too large")
         return _read_number(field, name, value)
+    if kind == "text":
+        if not isinstance(value, str):
+            raise wrong_type(name, "string", value)
+        return value
+    if kind == "schema":
+        return schema_text(name, value)
     if kind == "text_or_list" and isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
@@ -216,6 +225,16 @@ def read_value(field: RequestField, name: str, value: Any) -> Any:
         if not isinstance(item, str):
             raise InvalidRequest(f"Field '{name}': elements must be strings, but found {type_name(item)}")
     return tuple(value)
+
+
+def schema_text(name: str, schema: Any) -> str:
+    """A JSON schema as a value that cannot change; what it says is checked when it is compiled."""
+    if not isinstance(schema, dict):
+        raise wrong_type(name, "object", schema)
+    try:
+        return json.dumps(schema)
+    except RecursionError:
+        raise InvalidRequest(f"Field '{name}': nested too deeply") from None
 
 
 def read_flag(value: Any, name: str, default: bool) -> bool:
@@ -281,6 +300,10 @@ def read_params(
     if not general.get("stop", ("",)):
         del general["stop"]  # an empty list falls back to the server's
     general["n_probs"] = max(0, general.get("n_probs", defaults.n_probs))
+    if "grammar" in general:  # one kind of constraint at a time, and what the request says replaces the server's
+        general["json_schema"] = ""
+    elif "json_schema" in general:
+        general["grammar"] = ""
     options = body.get("stream_options")
     if options is not None:
         if not isinstance(options, dict):
@@ -382,6 +405,8 @@ _KIND_NAMES = {
     "int": "integer",
     "uint32": "integer",
     "float": "number",
+    "text": "string",
+    "schema": "object",
     "strings": "strings",
     "text_or_list": "string or strings",
 }

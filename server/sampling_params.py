@@ -73,6 +73,11 @@ def with_end_tokens_banned(params: SamplingParams, eog_ids: Sequence[int]) -> Sa
     return replace(params, logit_bias=params.logit_bias + tuple((token, -math.inf) for token in eog_ids))
 
 
+def banned_tokens(params: SamplingParams) -> frozenset[int]:
+    """Tokens that the sampler will never draw."""
+    return frozenset(token for token, bias in params.logit_bias if bias == -math.inf)
+
+
 def make_sampler(params: SamplingParams, n_vocab: int, factory: Callable[..., Any]) -> Any:
     """A sampler with its own generator and history. `factory`: `pyllama._engine.Sampler`. Raises `InvalidRequest`."""
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama.errors import InvalidArgument
-from pyllama.options import placement_arguments, rope_arguments
+from pyllama.options import grammar_from_options, placement_arguments, rope_arguments
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
 from pyllama.server.tls import TlsError, TlsFiles, tls_files
@@ -210,9 +210,21 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
             verbose=options.verbosity > 9,
+            **_constraint(options),
         ),
         given=given,
     )
+
+
+def _constraint(options: Any) -> dict[str, str]:
+    """What all answers keep to. Whether the vocabulary can follow it is checked once the model is loaded."""
+    try:
+        source = grammar_from_options(options)
+    except InvalidArgument as error:
+        raise SettingsError(str(error)) from None
+    if source is None:
+        return {}
+    return {"grammar" if source.kind == "gbnf" else "json_schema": source.text}
 
 
 def _placement(options: Any) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pyllama.grammar import GrammarCompiler
+
 
 class Vocabulary:
     """A tokenizer plus two lazily filled tables. `shows_special`: control tokens are part of the text (`--special`)."""
@@ -14,6 +16,7 @@ class Vocabulary:
         self.n_vocab = n_vocab
         self.shows_special = shows_special
         self.eog_ids: frozenset[int] = frozenset(tokenizer.eog_ids)
+        self.grammars = GrammarCompiler(tokenizer, n_vocab)
         self._pieces: list[bytes | None] = [None] * n_vocab
 
     def piece(self, token: int) -> bytes:

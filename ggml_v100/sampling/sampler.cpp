@@ -110,6 +110,14 @@ struct Sampler::State {
       candidates.set_logit(b.token, std::min(candidates.logit(b.token) + b.bias, kLargestFinite));
   }
 
+  void apply_mask() {
+    if (mask.empty()) return;
+    for (int32_t token = 0; token < n_vocab; ++token) {
+      const auto t = static_cast<uint32_t>(token);
+      if ((mask[t / 32] >> (t % 32) & 1u) == 0) candidates.set_logit(token, -kInfinity);
+    }
+  }
+
   void apply_stages() {
     for (size_t i = 0; i < params.stages.size(); ++i) {
       if (only_first_survives(i)) return candidates.keep_first();  // no later stage changes a single candidate
@@ -141,6 +149,7 @@ struct Sampler::State {
   uint32_t seed;
   std::mt19937 generator;
   CandidateList candidates;
+  std::vector<uint32_t> mask;  // one bit per token; empty: all allowed
 };
 
 Sampler::Sampler(int32_t n_vocab, SamplerParams params) {
@@ -163,12 +172,20 @@ void Sampler::accept(std::span<const int32_t> tokens) {
   if (state_->uses_window) state_->window.append(tokens);
 }
 
+void Sampler::set_mask(std::span<const uint32_t> mask) {
+  const size_t n_words = (static_cast<size_t>(state_->n_vocab) + 31) / 32;
+  if (!mask.empty() && mask.size() != n_words)
+    throw_invalid("number of mask words", std::to_string(mask.size()), "0 or " + std::to_string(n_words));
+  state_->mask.assign(mask.begin(), mask.end());
+}
+
 int32_t Sampler::sample(std::span<const float> logits) {
   State& s = *state_;
   if (logits.size() != static_cast<size_t>(s.n_vocab))
     throw_invalid("number of logits", std::to_string(logits.size()), std::to_string(s.n_vocab));
   s.candidates.start(logits);
   s.apply_bias();
+  s.apply_mask();
   if (s.candidates.largest_logit() == -kInfinity)
     throw InvalidArgument("sampler: all " + std::to_string(s.n_vocab) +
                           " tokens are banned (logit -inf); expected at least one allowed token");

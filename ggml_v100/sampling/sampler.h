@@ -53,6 +53,9 @@ class Sampler {
   uint32_t seed() const;  // in use
   // Appends to the history that penalties look at. Throws InvalidArgument for ids outside the vocabulary.
   void accept(std::span<const int32_t> tokens);
+  // Bans tokens ahead of every stage until the next call: token t may be drawn when bit t % 32 of word t / 32 is set. An
+  // empty mask lifts the ban. Throws InvalidArgument unless there are ceil(n_vocab / 32) words or none.
+  void set_mask(std::span<const uint32_t> mask);
   // logits [n_vocab], read during the call only. Throws InvalidArgument when every candidate is banned or the size
   // differs, Error for NaN and +inf logits; the generator has then not advanced.
   int32_t sample(std::span<const float> logits);

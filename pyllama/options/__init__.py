@@ -7,6 +7,7 @@
 - `--typical` is `typical_p`, `--temp` is `temperature`, `--predict` is `n_predict`, `--gpu-layers` is `n_gpu_layers`;
 - options that read a file keep the path under their own name and put the contents where the contents belong:
   `--file` in `prompt`, `--system-prompt-file` in `system_prompt`, `--chat-template-file` in `chat_template`,
+  `--grammar-file` in `grammar`, `--json-schema-file` in `json_schema`,
   `--api-key-file` appends to `api_key`.
 
 Values: flags are bool, `on|off|auto` options are those words, lists are tuples of str (or numbers). `seed` is unsigned
@@ -16,6 +17,7 @@ Values: flags are bool, `on|off|auto` options are those words, lists are tuples 
 """
 
 from .errors import OptionError
+from .grammar import grammar_from_options
 from .parser import Options, Source, parse, parse_options
 from .placement import placement_arguments
 from .rope import rope_arguments
@@ -30,6 +32,7 @@ __all__ = [
     "Source",
     "engine_samplers",
     "gone_options",
+    "grammar_from_options",
     "options_of",
     "parse",
     "parse_options",

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from pyllama.download.model_options import choose_model
-from pyllama.options import Options, placement_arguments, rope_arguments
+from pyllama.options import Options, grammar_from_options, placement_arguments, rope_arguments
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -13,6 +13,7 @@ def load_llama(options: Options) -> Any:
     """Load the model that `options` name, downloaded if need be. Raises DownloadError and the errors of `Llama`."""
     from pyllama import Llama
 
+    grammar_from_options(options)  # a fault in it shows before anything is downloaded or read
     model = choose_model(options, os.environ).fetch()
     n_ubatch = min(options.ubatch_size, options.batch_size)
     return Llama(
@@ -73,6 +74,11 @@ def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:
     if options.ignore_eos:
         bias.update(dict.fromkeys(llama.tokenizer().eog_ids, -math.inf))
     arguments["logit_bias"] = bias or None
+    source = grammar_from_options(options)
+    if source is not None:
+        from pyllama.grammar import LlamaGrammar
+
+        arguments["grammar"] = LlamaGrammar(source)
     return arguments
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyllama.server.answer_format import answer_schema
 from pyllama.server.api.completions import completion_id
 from pyllama.server.api.generate import in_thread_if_long, request_params, respond
 from pyllama.server.api.results import (
@@ -41,8 +42,10 @@ def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         value = fields.get(name)
         if value == 0 and not isinstance(value, bool):  # the prompt has done it
             del fields[name]
-    if body.get("json_schema") is not None:
-        fields["json_schema"] = body["json_schema"]
+    schema = answer_schema(body)
+    if schema is not None:
+        fields["json_schema"] = schema
+        fields.pop("grammar", None)  # an empty one
     wants_logprobs = read_flag(body.get("logprobs"), "logprobs", False)
     top = body.get("top_logprobs")
     if top is not None and (isinstance(top, bool) or not isinstance(top, int)):

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama.server.errors import ExceedsContext, error_body
+from pyllama.grammar import Constraint, GrammarError
+from pyllama.server.errors import ExceedsContext, InvalidRequest, error_body
 from pyllama.server.generation import Event, Failed, Finished, Generation
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.loaded_model import LoadedModel
@@ -17,7 +18,7 @@ from pyllama.server.logit_bias import read_logit_bias
 from pyllama.server.request_fields import read_params
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.responses import json_response
-from pyllama.server.sampling_params import make_sampler
+from pyllama.server.sampling_params import banned_tokens, make_sampler
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
 
@@ -54,8 +55,25 @@ def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParam
     )
 
 
+def compile_constraint(params: GenerationParams, loaded: LoadedModel) -> Constraint | None:
+    """What the answers must keep to, at its beginning. Raises `InvalidRequest` when it cannot be honoured."""
+    source = params.grammar_source
+    if source is None:
+        return None
+    try:
+        return loaded.vocabulary.grammars.compile(source)
+    except GrammarError as error:
+        if source.kind == "gbnf":
+            raise InvalidRequest(f"Failed to initialize samplers: failed to parse grammar: {error}") from error
+        raise InvalidRequest(f"Field 'json_schema': \"json_schema\": {error}") from error
+
+
 def build_request(
-    prompts: list[list[int]], params: GenerationParams, loaded: LoadedModel, n_predict_limit: int
+    prompts: list[list[int]],
+    params: GenerationParams,
+    loaded: LoadedModel,
+    n_predict_limit: int,
+    constraint: Constraint | None = None,
 ) -> ActiveRequest:
     """Generations prompt by prompt, choice by choice. Raises `ExceedsContext`, `InvalidRequest`."""
     for prompt in prompts:
@@ -78,6 +96,7 @@ def build_request(
                 n_predict_limit=n_predict_limit,
                 parent=group[0] if group else None,
                 shifts_context=loaded.shifts_context,
+                constraint=constraint.copy(banned_tokens(sampling)) if constraint is not None else None,
             )
             group.append(generation)
             index += 1
@@ -100,7 +119,10 @@ async def respond(
     """
     state = server_state(http)
     loaded = state.loaded
-    request = build_request(prompts, params, loaded, state.settings.n_predict)
+    constraint = None
+    if params.grammar_source is not None:  # on another thread: a large one takes its time
+        constraint = await asyncio.to_thread(compile_constraint, params, loaded)
+    request = build_request(prompts, params, loaded, state.settings.n_predict, constraint)
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
     engine_loop.submit(request)

@@ -55,6 +55,22 @@ def test_an_answer_goes_on_beyond_the_context_with_context_shift(call, tiny_llam
     assert "Generation: -" not in long.stderr
 
 
+def test_answers_keep_to_a_grammar_or_a_schema(call, tiny_llama_path, tmp_path):
+    (tmp_path / "answer.gbnf").write_text('root ::= "forced \\"text\\""')
+    argv = ("-m", tiny_llama_path, "-no-cnv", "-p", "x", "-n", "60", "--no-display-prompt")
+    forced = call("cli", *argv, "--grammar-file", tmp_path / "answer.gbnf")
+    assert (forced.returncode, forced.stdout) == (0, 'forced "text"\n'), forced.stderr
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2}
+    answer = call("cli", *argv, "-j", json.dumps(schema))
+    assert [type(item) for item in json.loads(answer.stdout)] == [bool, bool]
+    wrong = call("cli", *argv, "-j", '{"type": "array", "uniqueItems": true}')
+    assert wrong.returncode == 1
+    assert "uniqueItems" in wrong.stderr
+    wrong = call("cli", *argv, "-j", "{", "--grammar", "x")
+    assert wrong.returncode == 1
+    assert "cannot be used together" in wrong.stderr
+
+
 def test_a_greedy_answer_made_again_is_the_same(call, tiny_llama_path):
     argv = ("-m", tiny_llama_path, "-c", "1024", "-n", "4", "--temp", "0", "--ignore-eos")
     done = call("cli", *argv, stdin="the " * 100 + "\n/regen\n")

@@ -287,7 +287,7 @@ def test_prompt_that_does_not_fit_is_refused_before_streaming(llm: Llama, length
 @pytest.mark.parametrize(
     "option",
     [
-        {"suffix": "x"}, {"typical_p": 0.5}, {"tfs_z": 0.9}, {"mirostat_mode": 2}, {"grammar": object()},
+        {"suffix": "x"}, {"typical_p": 0.5}, {"tfs_z": 0.9}, {"mirostat_mode": 2},
         {"temperature": math.nan}, {"top_p": math.inf}, {"repeat_penalty": 0}, {"repeat_penalty": 5e-324},
         {"presence_penalty": math.inf},
         {"logprobs": -1}, {"logit_bias": {"x": 1}}, {"logit_bias": {1: math.nan}}, {"logit_bias": {1: "many"}},
@@ -485,7 +485,7 @@ def test_chat_logprobs(llm: Llama) -> None:
     "option",
     [
         {"tools": [{"type": "function"}]}, {"functions": [{}]}, {"tool_choice": "required"},
-        {"function_call": {"name": "f"}}, {"response_format": {"type": "json_object"}}, {"grammar": object()},
+        {"function_call": {"name": "f"}},
     ],
 )  # fmt: skip
 def test_chat_option_to_come_is_named(llm: Llama, option: dict[str, Any]) -> None:

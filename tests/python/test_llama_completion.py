@@ -151,7 +151,6 @@ def test_logit_bias_keys_and_values() -> None:
         {"mirostat_mode": True},
         {"typical_p": None},
         {"tools": ()},
-        {"response_format": {"type": "text", "x": 1}},
         {"suffix": 0},
     ],
 )

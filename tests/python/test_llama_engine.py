@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama import ContextFull, GgufError, InvalidArgument, ModelError
+from pyllama import ContextFull, GgufError, InvalidArgument, LlamaGrammar, ModelError
 from pyllama.llama import Llama
 
 PROMPT = "the world is an island and"
@@ -198,3 +199,47 @@ def test_fifty_loads_leave_no_memory_behind(tiny_llama_path: Path, fault: dict[s
     grown = resident_bytes() - before
     # The weights alone are 0.5 MB: fifty of them would be 25 MB.
     assert grown < 8 << 20, f"grew by {grown / 2**20:.1f} MiB"
+
+
+def test_a_grammar_forces_a_text_and_what_follows_is_free_again(llm: Llama) -> None:
+    free = llm(PROMPT, max_tokens=10, temperature=0)["choices"][0]["text"]
+    text = 'any "text" é😀'
+    grammar = LlamaGrammar.from_string(r'root ::= "any \"text\" é😀"')
+    for options in ({}, {"logits_processor": lambda ids, row: row}, {"logprobs": 2}):
+        answer = llm(PROMPT, max_tokens=100, grammar=grammar, **options)["choices"][0]
+        assert (answer["text"], answer["finish_reason"]) == (text, "stop")
+    chunks = llm(PROMPT, max_tokens=100, grammar=grammar, stream=True)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    tokens = list(llm.generate(llm.tokenize(PROMPT.encode()), grammar=grammar))
+    assert llm.detokenize(tokens).decode() == text
+    assert llm(PROMPT, max_tokens=10, temperature=0)["choices"][0]["text"] == free
+
+
+def test_a_schema_with_references_between_definitions_is_kept_to(llm: Llama) -> None:
+    """Known fault D15."""
+    schema = {
+        "$defs": {
+            "pair": {"type": "array", "items": {"$ref": "#/$defs/colour"}, "minItems": 2, "maxItems": 2},
+            "colour": {"enum": ["r", "g"]},
+        },
+        "type": "object",
+        "properties": {"p": {"$ref": "#/$defs/pair"}, "c": {"$ref": "#/$defs/colour"}},
+        "required": ["p", "c"],
+    }
+    grammar = LlamaGrammar.from_json_schema(json.dumps(schema))
+    for seed in range(10):
+        value = json.loads(
+            llm(PROMPT, max_tokens=200, temperature=1.5, seed=seed, grammar=grammar)["choices"][0]["text"]
+        )
+        assert set(value["p"]) | {value["c"]} <= {"r", "g"}
+        assert len(value["p"]) == 2
+
+
+def test_a_grammar_that_cannot_be_kept_to_is_refused_at_once(llm: Llama) -> None:
+    wrong = LlamaGrammar.from_json_schema({"type": "array", "uniqueItems": True})
+    for stream in (False, True):
+        with pytest.raises(InvalidArgument, match="uniqueItems"):
+            llm(PROMPT, grammar=wrong, stream=stream)
+    with pytest.raises(TypeError, match="LlamaGrammar"):
+        llm(PROMPT, grammar='root ::= "a"')
+    assert llm(PROMPT, max_tokens=1)["choices"]

@@ -297,7 +297,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["--xtc-probability", "0.5"],
         ["--top-nsigma", "1"],
         ["--dynatemp-range", "0.2"],
-        ["--grammar", "root ::= [a-z]"],
         ["--lora", "x.gguf"],
         ["--lora-scaled", "x.gguf:0.5"],
         ["--control-vector-layer-range", "1", "2"],

@@ -122,9 +122,19 @@ class FakeSampler:
         self.logit_bias = tuple(logit_bias)
         self.banned = {token for token, bias in logit_bias if bias == float("-inf") or bias <= -100}
         self.history: list[int] = []
+        self.mask: Any = None
 
     def accept(self, tokens: Sequence[int]) -> None:
         self.history += tokens
+
+    def set_mask(self, mask: Any) -> None:
+        assert mask.shape == (-(-self.n_vocab // 32),)
+        self.mask = mask.copy()
+
+    def allows(self, token: int) -> bool:
+        if token in self.banned:
+            return False
+        return self.mask is None or bool(int(self.mask[token // 32]) >> (token % 32) & 1)
 
 
 class FakePool:
@@ -259,7 +269,8 @@ class FakeEngine:
     def _draw(self, item: Work) -> StepOutput:
         history = self.tokens[item.seq_id]
         token = self.next_token(history, item.sampler)
-        while token in item.sampler.banned:
+        assert any(map(item.sampler.allows, range(N_VOCAB)))
+        while not item.sampler.allows(token):
             token = (token + 1) % N_VOCAB
         item.sampler.accept([token])
         value = 0.5 if item.post_sampling_probs else -0.5

@@ -367,7 +367,6 @@ def test_a_template_without_tools_gets_them_as_text(serve: Any) -> None:
         ({"tools": {}}, 400),
         ({"parallel_tool_calls": "no"}, 400),
         ({"grammar": 'root ::= "a"'}, 400),
-        ({"response_format": {"type": "json_object"}}, 501),
         ({"reasoning_format": "deepseek-legacy"}, 501),
     ],
 )

@@ -500,3 +500,48 @@ def test_a_row_of_the_wrong_length_and_foreign_tokens_are_invalid_arguments() ->
             sampler.accept([0, token])
     with pytest.raises(InvalidArgument):
         Sampler(0)
+
+
+# A mask
+
+
+def mask_of(n_vocab: int, tokens: Sequence[int]) -> Any:
+    mask = np.zeros(-(-n_vocab // 32), np.uint32)
+    for token in tokens:
+        mask[token // 32] |= np.uint32(1 << token % 32)
+    return mask
+
+
+def test_a_mask_bans_ahead_of_every_stage_until_it_is_lifted() -> None:
+    row = np.arange(70, dtype=np.float32)
+    sampler = chain(70, "top_k", top_k=2)
+    sampler.set_mask(mask_of(70, [3, 31, 32, 64]))
+    sampler.sample(row)
+    assert [token for token, _ in sampler.candidates()] == [64, 32]
+    assert {token for token, _ in after(sampler.clone(), [1 / 70] * 70)} <= {3, 31, 32, 64}
+    sampler.set_mask(None)
+    sampler.sample(row)
+    assert [token for token, _ in sampler.candidates()] == [69, 68]
+
+
+def test_a_masked_draw_is_the_draw_from_the_row_with_bans() -> None:
+    rng = np.random.default_rng(3)
+    for n_vocab in (1, 32, 33, 257):
+        allowed = sorted({int(token) for token in rng.integers(0, n_vocab, 20)})
+        row = rng.standard_normal(n_vocab).astype(np.float32)
+        masked, banned = (Sampler(n_vocab, seed=9, temperature=1.2) for _ in range(2))
+        masked.set_mask(mask_of(n_vocab, allowed))
+        cut = np.full(n_vocab, -np.inf, np.float32)
+        cut[allowed] = row[allowed]
+        for _ in range(20):
+            assert masked.sample(row) == banned.sample(cut)
+
+
+def test_a_mask_of_the_wrong_size_or_without_tokens_is_refused() -> None:
+    sampler = chain(33)
+    for words in (0, 1, 3):
+        with pytest.raises(InvalidArgument, match="mask"):
+            sampler.set_mask(np.zeros(words, np.uint32))
+    sampler.set_mask(np.zeros(2, np.uint32))
+    with pytest.raises(InvalidArgument, match="banned"):
+        sampler.sample(np.zeros(33, np.float32))

@@ -1,0 +1,230 @@
+"""Generation that keeps to a grammar: the tokens allowed next, as a bit mask, through `llguidance`.
+
+`GrammarCompiler` belongs to a vocabulary; a `Constraint` is the state of one sequence. Grammars start at the first
+generated token, and end-of-generation tokens are allowed wherever the text so far is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama.errors import InvalidArgument, PyllamaError
+from pyllama.grammar.gbnf import to_llguidance
+from pyllama.grammar.json_schema import SCHEMA_ERROR, parse_schema, prepare_schema
+
+# No whitespace before or after the value; inside as much as models use to lay JSON out.
+_JSON_LAYOUT = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})"}
+
+# Where only one text is possible the library would allow one way to spell it in tokens. The model shall choose.
+_ALL_SPELLINGS = '%llguidance {"no_forcing": true}\n'
+
+# Recursive grammars take one item per code point and rule: on a large vocabulary a mask needs more than the library's
+# 50 000. Five millions are a quarter of a second; a grammar that needs more fails its request.
+_LIMITS = {"step_max_items": 5_000_000, "max_items_in_row": 10_000}
+
+
+class GrammarError(InvalidArgument):
+    """The grammar or the schema is wrong, or asks for what cannot be honoured; the message says where or which."""
+
+
+class ConstraintFailed(PyllamaError):
+    """A grammar allows no token any more, or became too costly to follow. The sequence cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    """What a generation must keep to: a GBNF grammar, or a JSON schema as text. `kind`: gbnf or json_schema."""
+
+    kind: str
+    text: str
+
+
+class GrammarTokenizer(Protocol):
+    """The part of `pyllama.tokenizer.Tokenizer` that is needed here."""
+
+    n_vocab: int
+    eog_ids: frozenset[int]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes: ...
+
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]: ...
+
+
+class Constraint:
+    """The grammar's state of one sequence."""
+
+    def __init__(self, matcher: Any, compiler: GrammarCompiler, banned: Collection[int]) -> None:
+        self._matcher = matcher
+        self._compiler = compiler
+        self._allowed = compiler.mask_without(banned)
+        self.has_ended = False  # an end-of-generation token was drawn
+
+    def copy(self, banned: Collection[int] = ()) -> Constraint:
+        """Another sequence in the same state, which may have other banned tokens."""
+        return Constraint(self._matcher.deep_copy(), self._compiler, banned)
+
+    def mask(self) -> NDArray[np.uint32]:
+        """Tokens that may come next: bit t % 32 of word t // 32. Raises `ConstraintFailed` when there are none."""
+        bits = self._matcher.compute_bitmask()
+        self._check()
+        mask = np.frombuffer(bits, np.uint32)[: len(self._allowed)].copy()
+        self._compiler.spread_end(mask)
+        mask &= self._allowed
+        if not mask.any():
+            raise ConstraintFailed("the grammar allows only tokens that are banned")
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Go on with a drawn token. Raises `ConstraintFailed` when the grammar does not allow it."""
+        if token in self._compiler.end_ids:
+            if not self._matcher.is_accepting():
+                raise ConstraintFailed("the text ended before the grammar was complete")
+            self.has_ended = True
+            return
+        if not self._matcher.consume_token(token):
+            self._check()
+            raise ConstraintFailed(f"the grammar does not allow token {token}")
+
+    @property
+    def must_end(self) -> bool:
+        """The text is complete, nothing can follow, and every token that could say so is banned or missing."""
+        if not self._matcher.is_stopped() or self._matcher.is_error():
+            return False
+        return not any(int(self._allowed[token // 32]) >> (token % 32) & 1 for token in self._compiler.end_ids)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintFailed(f"the grammar cannot be followed: {_reason(self._matcher)}")
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary, whose table is built at the first use. Safe to use from several threads.
+
+    n_vocab: rows of the model's output, of which the tokenizer may know fewer; the others are never allowed.
+    """
+
+    def __init__(self, tokenizer: GrammarTokenizer, n_vocab: int) -> None:
+        self._tokenizer = tokenizer
+        self._n_vocab = n_vocab
+        self._lock = threading.Lock()
+        self._table: Any = None
+        self.end_ids: frozenset[int] = frozenset(token for token in tokenizer.eog_ids if token < n_vocab)
+        # llguidance wants an end token: without one a number after all tokens stands for it, which no mask shows.
+        self._end = min(self.end_ids, default=n_vocab)
+        self._end_mask = self._bits(self.end_ids)
+
+    def compile(self, source: GrammarSource, banned: Collection[int] = ()) -> Constraint:
+        """A constraint at the beginning of a text. banned: tokens that the sampler will not draw.
+
+        Raises `GrammarError`.
+        """
+        from llguidance import LLMatcher, LLParserLimits
+
+        prefix = SCHEMA_ERROR if source.kind == "json_schema" else ""
+        try:
+            grammar = self._translate(source)
+        except GrammarError:
+            raise
+        except InvalidArgument as error:
+            raise GrammarError(str(error)) from None
+        except ValueError as error:  # the library's own
+            raise GrammarError(f"{prefix}{error}") from None
+        matcher = LLMatcher(
+            self._llguidance_table(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS, verbose_errors=False)
+        )
+        if matcher.is_error():
+            reason = _schema_fault(source) if source.kind == "json_schema" else ""
+            raise GrammarError(f"{prefix}{reason or _reason(matcher)}")
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():
+            raise GrammarError(f"{prefix}no text can match: {_reason(first)}")
+        return Constraint(matcher, self, banned)
+
+    def mask_without(self, banned: Collection[int]) -> NDArray[np.uint32]:
+        """All tokens of the model but the banned ones."""
+        return ~self._bits(banned) & self._bits(range(self._n_vocab))
+
+    def spread_end(self, mask: NDArray[np.uint32]) -> None:
+        """Where the one end token that llguidance knows is allowed, all of them are."""
+        if self._end < self._n_vocab and int(mask[self._end // 32]) >> (self._end % 32) & 1:
+            mask |= self._end_mask
+
+    def _bits(self, tokens: Collection[int]) -> NDArray[np.uint32]:
+        flags = np.zeros(-(-self._n_vocab // 32) * 32, bool)
+        flags[[token for token in tokens if 0 <= token < self._n_vocab]] = True
+        return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32)
+
+    def _translate(self, source: GrammarSource) -> str:
+        from llguidance import LLMatcher
+
+        if source.kind == "gbnf":
+            return str(LLMatcher.grammar_from_lark(_ALL_SPELLINGS + to_llguidance(source.text, self._single_token)))
+        if source.kind == "json_schema":
+            schema = {"x-guidance": _JSON_LAYOUT, **prepare_schema(parse_schema(source.text))}
+            return str(LLMatcher.grammar_from_lark(f"{_ALL_SPELLINGS}start: %json {json.dumps(schema)}\n"))
+        raise InvalidArgument(f"grammar kind {source.kind!r}, expected 'gbnf' or 'json_schema'")
+
+    def _single_token(self, text: str) -> int | None:
+        tokens = self._tokenizer.encode(text, parse_special=True)
+        return tokens[0] if len(tokens) == 1 else None
+
+    def _llguidance_table(self) -> Any:
+        with self._lock:
+            if self._table is None:
+                self._table = _build_table(self._tokenizer, self._n_vocab, self._end)
+            return self._table
+
+
+def _schema_fault(source: GrammarSource) -> str:
+    """What the library says of a schema alone, without the grammar around it."""
+    from llguidance import LLMatcher
+
+    schema = json.dumps(prepare_schema(parse_schema(source.text)))
+    return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)))
+
+
+def _reason(matcher: Any) -> str:
+    """The library's message without the dump of its state."""
+    return str(matcher.get_error()).partition("\n<state>")[0]
+
+
+class _TokenTable:
+    """The view of a vocabulary that `llguidance.TokenizerWrapper` reads; calling it turns bytes into tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes], special: Sequence[int], end: int, encode: Any) -> None:
+        self.tokens = tokens
+        self.special_token_ids = list(special)
+        self.eos_token_id = end
+        self._encode = encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        return list(self._encode(text))
+
+
+def _build_table(tokenizer: GrammarTokenizer, n_vocab: int, end: int) -> Any:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    known = min(tokenizer.n_vocab, n_vocab)
+    pieces: list[bytes] = []
+    special = []
+    for token in range(max(n_vocab, end + 1)):
+        is_end = token == end or token in tokenizer.eog_ids
+        piece = b"" if is_end or token >= known else tokenizer.piece(token)
+        if not piece:  # no text comes from it: it may only be named by its number
+            special.append(token)
+            piece = f"<|{token}|>".encode()
+        pieces.append(piece)
+    table = _TokenTable(pieces, special, end, tokenizer.encode)
+    return LLTokenizer(TokenizerWrapper(table), n_vocab=len(pieces), eos_token=end)

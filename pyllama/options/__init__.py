@@ -19,7 +19,6 @@ from .errors import OptionError
 from .parser import Options, Source, parse, parse_options
 from .placement import placement_arguments
 from .rope import rope_arguments
-from .sampling import engine_samplers
 from .table import TOOLS, Option, gone_options, options_of
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "OptionError",
     "Options",
     "Source",
-    "engine_samplers",
     "gone_options",
     "options_of",
     "parse",

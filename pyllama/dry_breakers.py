@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -40,6 +40,7 @@ class DryBreakerTable:
         self._lock = threading.Lock()
         self._joined = ""  # all pieces, each behind a separator, and one at the end
         self._starts: list[int] = []  # where in `_joined` each piece begins
+        self._backwards: list[tuple[str, int]] = []  # reversed pieces with their tokens, sorted: to look up endings
         self._prepared: OrderedDict[tuple[str, ...], _engine.DryBreakers] = OrderedDict()
 
     def prepare(self, breakers: Sequence[str]) -> _engine.DryBreakers:
@@ -66,10 +67,11 @@ class DryBreakerTable:
             breaker = text.encode("utf-8", "surrogateescape")[:MOST_BYTES]
             if not breaker:
                 continue
-            whole = set(self._tokens_with(breaker.decode("latin-1")))
+            characters = breaker.decode("latin-1")
+            whole = set(self._tokens_with(characters))
             found.update(dict.fromkeys((token, ()) for token in sorted(whole)))
             for n in range(1, len(breaker)):
-                heads = set(self._tokens_with(breaker[:n].decode("latin-1") + _SEPARATOR)) - whole
+                heads = set(self._tokens_ending_with(characters[:n])) - whole
                 if heads:
                     tail = tuple(self._tokenizer.encode(breaker[n:])[:MOST_TAIL_TOKENS])
                     found.update(dict.fromkeys((token, tail) for token in sorted(heads)))
@@ -80,3 +82,14 @@ class DryBreakerTable:
         while position >= 0:
             yield bisect_right(self._starts, position) - 1
             position = self._joined.find(text, position + 1)
+
+    def _tokens_ending_with(self, text: str) -> Iterator[int]:
+        if not self._backwards:
+            pieces = self._joined[1:-1].split(_SEPARATOR)
+            self._backwards = sorted((piece[::-1], token) for token, piece in enumerate(pieces))
+        ending = text[::-1]
+        for i in range(bisect_left(self._backwards, (ending,)), len(self._backwards)):
+            piece, token = self._backwards[i]
+            if not piece.startswith(ending):
+                return
+            yield token

@@ -236,13 +236,21 @@ void CandidateList::keep_typical(float p, int32_t min_keep) {
   };
   std::vector<Scored> order(list_.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = {std::abs(-std::log(probabilities[i]) - entropy), i};
-  std::stable_sort(order.begin(), order.end(), [](const Scored& a, const Scored& b) { return a.score < b.score; });
+  const auto by_score = [](const Scored& a, const Scored& b) {
+    return a.score < b.score || (a.score == b.score && a.position < b.position);
+  };
 
   std::vector<Candidate> kept;
   float cumulative = 0.0f;
-  for (const Scored& scored : order) {
-    kept.push_back(list_[scored.position]);
-    cumulative += probabilities[scored.position];
+  size_t in_order = 0;  // so many first places are found; of a long list few are needed
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (i == in_order) {
+      in_order = std::min(order.size(), std::max<size_t>(2 * i, 256));
+      std::partial_sort(order.begin() + static_cast<ptrdiff_t>(i), order.begin() + static_cast<ptrdiff_t>(in_order),
+                        order.end(), by_score);
+    }
+    kept.push_back(list_[order[i].position]);
+    cumulative += probabilities[order[i].position];
     if (cumulative > p && kept.size() >= static_cast<size_t>(min_keep)) break;
   }
   list_ = std::move(kept);

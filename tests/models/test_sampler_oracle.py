@@ -16,7 +16,7 @@ import pytest
 
 from pyllama._engine import Sampler
 from pyllama.dry_breakers import DryBreakerTable
-from pyllama.gguf import open_gguf
+from pyllama.gguf import GgufFile
 from pyllama.server.request_fields import read_samplers
 from pyllama.tokenizer import Tokenizer
 
@@ -63,10 +63,11 @@ def ask(smollm2_path: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any
     params.cpuparams.n_threads = 1
     params.port = 0
     server = xllamacpp.Server(params)
+    address = server.listening_address
 
     def first_position(request: dict[str, Any]) -> dict[str, Any]:
         body = {"n_predict": 1, "cache_prompt": False, "seed": SEED, "ignore_eos": False, **request}
-        response = httpx.post(server.listening_address + "/completion", json=body, timeout=120)
+        response = httpx.post(address + "/completion", json=body, timeout=120)
         response.raise_for_status()
         (position,) = response.json()["completion_probabilities"]
         return position
@@ -77,7 +78,7 @@ def ask(smollm2_path: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any
 
 @pytest.fixture(scope="module")
 def tokenizer(smollm2_path: Path) -> Tokenizer:
-    return Tokenizer.from_metadata(open_gguf(smollm2_path).metadata)
+    return Tokenizer.from_metadata(GgufFile(smollm2_path).metadata)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,6 @@ def test_candidates_and_the_drawn_token_are_those_of_llama_cpp(
     ours = dict(sampler.candidates())
     theirs = {entry["id"]: entry["prob"] for entry in position["top_probs"]}
     # A candidate at the very edge of a cut may fall either way; it has hardly any probability.
-    moved = sum(abs(ours.get(token, 0.0) - theirs.get(token, 0.0)) for token in ours.keys() | theirs.keys()) / 2
+    moved = sum(abs(ours.get(i, 0.0) - theirs.get(i, 0.0)) for i in ours.keys() | theirs.keys()) / 2
     assert moved < 1e-4, (len(ours), len(theirs))
     assert token == position["id"]

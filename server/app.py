@@ -11,9 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
-from pyllama.server.api import chat, completions, embeddings, info, rerank, slots, tokens
+from pyllama.server.api import chat, completions, embeddings, info, lora, rerank, slots, tokens
 from pyllama.server.errors import NotFound
 from pyllama.server.middleware import (
     ApiKeyMiddleware,
@@ -24,6 +24,7 @@ from pyllama.server.middleware import (
 )
 from pyllama.server.responses import error_response
 from pyllama.server.state import ServerState
+from pyllama.server.static_pages import StaticPages
 
 STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
 
@@ -50,6 +51,8 @@ ROUTES = (
     ("POST", "/reranking", rerank.rerank),
     ("POST", "/v1/rerank", rerank.rerank),
     ("POST", "/v1/reranking", rerank.rerank),
+    ("GET", "/lora-adapters", lora.adapters),
+    ("POST", "/lora-adapters", lora.set_scales),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", chat.apply_template),
@@ -70,8 +73,12 @@ def create_app(state: ServerState) -> Starlette:
         if state.is_ready:
             await asyncio.to_thread(state.loaded.engine_loop.stop, STOP_SECONDS)
 
+    prefix = settings.api_prefix
+    routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in ROUTES]
+    if settings.static_path:
+        routes.append(Mount(prefix, StaticPages(settings.static_path)))
     app = Starlette(
-        routes=[Route(settings.api_prefix + path, handler, methods=[method]) for method, path, handler in ROUTES],
+        routes=routes,
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
             Middleware(ReadinessMiddleware, state=state),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
+from pyllama.server.errors import InvalidRequest, ServerFault
 from pyllama.server.json_codec import type_name
 
 KEPT_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id")
@@ -14,10 +14,15 @@ MEDIA_PARTS = frozenset({"image_url", "input_audio", "input_video", "video_url"}
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages for the template, and the text of an assistant message that the model continues."""
+    """Messages for the template, and the content and thoughts of an assistant message that the model continues.
+
+    in_thoughts: it is the thoughts that go on.
+    """
 
     messages: list[dict[str, Any]]
     prefill: str | None = None
+    thoughts: str = ""
+    in_thoughts: bool = False
 
 
 def read_messages(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -97,7 +102,7 @@ def _check_tool_calls(calls: Any, index: int) -> None:
 
 
 def split_prefill(body: dict[str, Any], messages: list[dict[str, Any]], *, prefill_enabled: bool) -> Conversation:
-    """Decide whether the last assistant message is continued. Raises `InvalidRequest`, `NotSupported`."""
+    """Decide whether the last assistant message is continued. Raises `InvalidRequest`."""
     continues = body.get("continue_final_message")
     if continues is not None and not isinstance(continues, (bool, str)):
         raise InvalidRequest(
@@ -120,12 +125,14 @@ def split_prefill(body: dict[str, Any], messages: list[dict[str, Any]], *, prefi
     last = messages[-1]
     if last.get("tool_calls"):
         raise InvalidRequest("Cannot continue an assistant message that contains tool calls.")
-    if continues == "reasoning_content" or last.get("reasoning_content"):
-        raise NotSupported("Field 'continue_final_message': continuing reasoning_content is not supported yet")
-    content = last.get("content")
+    content = last.get("content") or ""
     if isinstance(content, list):
         content = "\n\n".join(part["text"] for part in content)
-    return Conversation(messages[:-1], content or "")
+    thoughts = last.get("reasoning_content") or ""
+    in_thoughts = continues == "reasoning_content" or (continues != "content" and bool(thoughts) and not content)
+    if in_thoughts and content:
+        raise InvalidRequest("Cannot continue the reasoning_content of an assistant message that has content.")
+    return Conversation(messages[:-1], content, thoughts, in_thoughts)
 
 
 def with_text_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

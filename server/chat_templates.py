@@ -39,7 +39,12 @@ class ServerTemplate:
         return {name: bool(getattr(found, attribute)) for name, attribute in CAPABILITIES.items()}
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt text, without a BOS that tokenising adds. Raises `TemplateError` with the template's own words."""
         from pyllama.chat_template import without_duplicate_special
@@ -48,7 +53,9 @@ class ServerTemplate:
             if name in variables:
                 raise InvalidRequest(f"Field 'chat_template_kwargs': the name '{name}' is reserved")
         fitted = self._fit(list(messages))
-        text = self._template.render(fitted, add_generation_prompt=add_generation_prompt, **variables)
+        text = self._template.render(
+            fitted, add_generation_prompt=add_generation_prompt, tools=list(tools) or None, **variables
+        )
         return without_duplicate_special(text, self._tokenizer)
 
     def _fit(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -67,6 +67,10 @@ class EmbeddingQueue:
         self._running: list[EmbeddingTask] = []
         self.lacks_memory = False  # the first task waits for pages
 
+    def use(self, engine: Any) -> None:
+        """From now on another engine. Only while nothing runs."""
+        self._engine = engine
+
     def __bool__(self) -> bool:
         return bool(self._waiting or self._running)
 

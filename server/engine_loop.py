@@ -47,6 +47,8 @@ class LoopSettings:
     adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
     n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
     checkpoints: where states are kept, for models that go back in a sequence by them: recurrent ones, sliding windows.
+    prefill_pace: per cent of the time that prompt tokens may take while something generates; 0 and 100: any.
+    sleep_seconds: after so long without work the engine is closed, and made again for the next work; 0: never.
     can_cut: a sequence can be cut back by a few tokens without one; where it cannot, max_passes is 1.
     """
 
@@ -61,12 +63,15 @@ class LoopSettings:
     adds_bos: bool = False
     checkpoints: CheckpointRule | None = None
     can_cut: bool = True
+    prefill_pace: int = 0
+    sleep_seconds: float = 0
 
 
 class EngineLoop:
     """Owner of the engine while it runs. `deliver` gets the events of each step, on the engine thread.
 
-    make_work: `pyllama._engine.Work`. embeddings: where `EmbeddingRequest`s go; None refuses them.
+    make_work: `pyllama._engine.Work`. make_engine: another engine like the first, after a sleep.
+    embeddings: where `EmbeddingRequest`s go; None refuses them.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class EngineLoop:
         *,
         make_work: Callable[..., Any],
         deliver: Callable[[list[Event]], None],
+        make_engine: Callable[[], Any] | None = None,
         embeddings: EmbeddingQueue | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -87,6 +93,7 @@ class EngineLoop:
         self._settings = settings
         self._n_batch = max(settings.n_batch, settings.n_slots + 1)
         self._make_work = make_work
+        self._make_engine = make_engine
         self._deliver = deliver
         self._clock = clock
         self._condition = threading.Condition()
@@ -99,6 +106,8 @@ class EngineLoop:
         self._n_arrivals = 0
         self._has_stepped = True  # since the last time that a sequence gave way
         self._embeddings_pause = False  # they gave way: a step comes first
+        self._has_run_prompt = False  # in this iteration
+        self._prompt_end_us = self._prompt_step_us = 0  # of the last iteration that did: its end, and how long it took
         self._pass_seconds = STEP_SECONDS  # of the steps that drew one token per sequence, decaying average
         self._thread: threading.Thread | None = None
 
@@ -118,6 +127,11 @@ class EngineLoop:
         """Requests that run: slots that are in use, and texts being embedded."""
         n_embedded = self._embeddings.n_running if self._embeddings else 0
         return sum(slot.generation is not None for slot in self.slots) + n_embedded
+
+    @property
+    def is_sleeping(self) -> bool:
+        """The engine was closed for want of work; the next work makes one."""
+        return self._engine is None
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -169,24 +183,58 @@ class EngineLoop:
     def _run(self) -> None:
         while True:
             with self._condition:
-                while not (
-                    self._arrived
-                    or self._cancelled
-                    or self._slot_actions
-                    or self._is_stopping
-                    or self._waiting
-                    or self._embeddings
-                    or self.n_busy
-                ):
-                    self._condition.wait()
+                has_work = self._condition.wait_for(self._has_work, self._seconds_to_sleep)
+            if not has_work:
+                self._sleep()
+                continue
             if self._is_stopping:
                 self._fail_everything(Unavailable("the server is shutting down"))
                 return
+            if self._engine is None and not self._wake():
+                continue
             try:
                 self.iterate()
             except Exception as error:  # our own fault: the requests learn of it, the server lives on
                 log.exception("the engine loop failed")
                 self._fail_everything(ServerFault(f"internal error: {error}"))
+
+    def _has_work(self) -> bool:
+        return bool(
+            self._arrived
+            or (self._cancelled and self._engine is not None)
+            or self._slot_actions
+            or self._is_stopping
+            or self._waiting
+            or self._embeddings
+            or self.n_busy
+        )
+
+    @property
+    def _seconds_to_sleep(self) -> float | None:
+        is_never = self._settings.sleep_seconds <= 0 or self._make_engine is None or self._engine is None
+        return None if is_never else self._settings.sleep_seconds
+
+    def _sleep(self) -> None:
+        log.info("no work for %g seconds: the model is unloaded", self._settings.sleep_seconds)
+        engine = self._engine
+        self._use(None)
+        engine.close()
+
+    def _wake(self) -> bool:
+        """False: there is no engine, and what waited for it has learnt that."""
+        try:
+            self._use(self._make_engine())
+        except (PyllamaError, OSError) as error:
+            log.error("the model cannot be loaded again: %s", error)
+            self._fail_everything(ServerFault(f"the model cannot be loaded again: {error}"))
+            return False
+        return True
+
+    def _use(self, engine: Any) -> None:
+        self._engine = engine
+        self.memory.use(engine)
+        if self._embeddings is not None:
+            self._embeddings.use(engine)
 
     def iterate(self) -> None:
         """One iteration: arrivals and cancellations, admission, one engine step, its results."""
@@ -195,16 +243,28 @@ class EngineLoop:
         self._run_slot_actions()
         self._admit()
         self._flush()  # streams begin before the first step, which may be long
-        self._score_prompt()
+        started_us, self._has_run_prompt = self._now_us(), False
+        rests = scheduler.prompts_rest(
+            started_us - self._prompt_end_us, self._prompt_step_us, self._settings.prefill_pace
+        )
+        self._score_prompt(rests=rests)
         self._shift_contexts()
         self._resume_blocked()
         self._start_children()
-        plan = scheduler.plan_step(self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts)
+        plan = scheduler.plan_step(
+            self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts, prompts_rest=rests
+        )
         if plan:
             self._step(plan)
+        if self._has_run_prompt:
+            self._prompt_end_us = self._now_us()
+            self._prompt_step_us = self._prompt_end_us - started_us
         if self._embeddings and not (self._embeddings_pause and plan):
             self._embed(self._embeddings, n_rows=self._settings.n_embedding_rows if plan else self._n_batch)
         self._flush()
+
+    def _now_us(self) -> int:
+        return int(self._clock() * 1e6)
 
     def _flush(self) -> None:
         if self._events:
@@ -361,6 +421,7 @@ class EngineLoop:
                         is_generating,
                         generation.is_blocked,
                         self._tokens_until_cut(slot),
+                        generation.has_begun,
                     )
                 )
         return states
@@ -412,6 +473,8 @@ class EngineLoop:
             slot = self.slots[chunk.slot]
             generation = slot.generation
             slot.tokens += work.tokens
+            if generation.n_decoded == 0 or chunk.n_tokens > 1:
+                generation.has_begun = self._has_run_prompt = True
             if generation.n_decoded == 0:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
@@ -492,10 +555,15 @@ class EngineLoop:
             totals.prompt_seconds += self._clock() - started
             totals.n_tokens_max = max(totals.n_tokens_max, *(len(task.tokens) for task in finished), 0)
 
-    def _score_prompt(self) -> None:
-        """Run some prompt tokens of the oldest request that wants them scored; the last one is left to a step."""
+    def _score_prompt(self, *, rests: bool) -> None:
+        """Run some prompt tokens of the oldest request that wants them scored; the last one is left to a step.
+
+        rests: not while something generates, but for a first chunk.
+        """
         scoring = [s for s in self.slots if s.generation is not None and s.generation.is_scoring]
         scoring = [s for s in scoring if not s.generation.is_blocked]
+        if rests and any(state.is_generating and not state.is_blocked for state in self._states()):
+            scoring = [s for s in scoring if not s.generation.has_begun]
         if not scoring:
             return
         slot = min(scoring, key=lambda s: s.generation.age)
@@ -513,6 +581,7 @@ class EngineLoop:
             self._fail_plan(chunk, error)
             return
         slot.tokens += tokens
+        generation.has_begun = self._has_run_prompt = True
         following = generation.tokens[n_past + 1 : n_past + 1 + n_rows]
         generation.prompt_records += score_rows(logits, following, generation.params.n_probs)
         generation.on_prompt(len(slot.tokens), self._clock())

@@ -71,11 +71,11 @@ class NotSupported(RequestError):
 
 
 class Unavailable(RequestError):
-    """Not now: loading, queue full, no idle slot."""
+    """Not now: loading, queue full, no idle slot. The response says when to come back."""
 
 
 class QueueFull(Unavailable):
-    """Too many requests wait already; the response says when to come back."""
+    """Too many requests wait already."""
 
 
 # First match wins, so subclasses stand before their bases. Columns: exception, HTTP status, error type.
@@ -111,7 +111,7 @@ def error_status(error: BaseException) -> tuple[int, str]:
 
 def error_headers(error: BaseException) -> dict[str, str]:
     """Extra response headers of an error."""
-    return {"Retry-After": "1"} if isinstance(error, QueueFull) else {}
+    return {"Retry-After": "1"} if isinstance(error, Unavailable) else {}
 
 
 def error_body(error: BaseException) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Generation:
         "_vocabulary",
         "age",
         "children",
+        "has_begun",
         "has_new_line",
         "index",
         "is_blocked",
@@ -178,6 +179,7 @@ class Generation:
         self.prompt_records: list[ProbabilityRecord] = []  # of the prompt tokens after the first
         self.slot_id = -1
         self.reuse: Any = None  # the engine's PrefixReuse of the prompt; None when no reuse was tried
+        self.has_begun = False  # some of its prompt has been computed since it got its memory
         self.is_blocked = False
         self.is_done = False
         self.waits_for_parent = parent is not None
@@ -240,6 +242,7 @@ class Generation:
     def on_preempted(self) -> None:
         """The slot lost its tokens; what cannot be had back is computed again later, with the same result."""
         self.is_blocked = True
+        self.has_begun = False
         if self.n_decoded == 0:
             self.prompt_records.clear()
 
@@ -267,7 +270,12 @@ class Generation:
             self._all_tokens.append(token)
         vocabulary, stream = self._vocabulary, self._stream
         is_end = token in vocabulary.eog_ids
-        piece = vocabulary.end_piece(token) if is_end else vocabulary.piece(token)
+        if is_end:
+            piece = vocabulary.end_piece(token)
+        elif token in self.params.preserved_tokens:
+            piece = vocabulary.special_piece(token)
+        else:
+            piece = vocabulary.piece(token)
         text = stream.push(piece)
         if self._indent is not None:
             text = self._indent.push(text)

@@ -36,6 +36,7 @@ class GenerationParams:
     backend_sampling: bool = False
     stop: tuple[str, ...] = ()
     reasoning_format: str = "none"
+    preserved_tokens: frozenset[int] = frozenset()  # control tokens that are part of the text all the same
     echo: bool = False
     scores_prompt: bool = False  # log-probabilities of the prompt tokens as well
 
@@ -92,7 +93,7 @@ def settings_json(params: GenerationParams, *, full: bool = True) -> dict[str, A
         "grammar": "",
         "grammar_lazy": False,
         "grammar_triggers": [],
-        "preserved_tokens": [],
+        "preserved_tokens": sorted(params.preserved_tokens),
         "chat_format": "Content-only",
         "reasoning_format": params.reasoning_format,
         "reasoning_in_content": False,

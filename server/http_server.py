@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
+from pyllama.server.connection import KEEP_ALIVE_SECONDS, Connection
 from pyllama.server.listeners import Listener
 from pyllama.server.settings import ServerSettings
 
@@ -24,15 +26,19 @@ SHUTDOWN_SECONDS = 3
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handlers."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Starlette, settings: ServerSettings) -> None:
+        tls = settings.tls
         super().__init__(
             uvicorn.Config(
                 app,
+                http=functools.partial(Connection, timeout=settings.timeout),  # type: ignore[arg-type]
+                ssl_keyfile=tls.key if tls else None,
+                ssl_certfile=tls.certificate if tls else None,
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 date_header=False,
-                timeout_keep_alive=5,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 lifespan="on",
                 backlog=512,

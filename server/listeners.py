@@ -23,8 +23,11 @@ class Listener:
     port: int = 0
 
 
-def open_listeners(hosts: tuple[str, ...], port: int, *, reuse_port: bool = False) -> list[Listener]:
+def open_listeners(
+    hosts: tuple[str, ...], port: int, *, reuse_port: bool = False, scheme: str = "http"
+) -> list[Listener]:
     """Bind and listen on every address. Names that end in `.sock` are UNIX sockets; port 0 takes a free port.
+    scheme: what the URLs of the others begin with.
 
     Raises `BindError`.
     """
@@ -37,7 +40,7 @@ def open_listeners(hosts: tuple[str, ...], port: int, *, reuse_port: bool = Fals
             if host.endswith(".sock"):
                 listeners.append(_open_unix(host))
             else:
-                listeners.append(_open_tcp(host, port, reuse_port=reuse_port, v6_only=n_tcp > 1))
+                listeners.append(_open_tcp(host, port, reuse_port=reuse_port, v6_only=n_tcp > 1, scheme=scheme))
     except OSError as error:
         for listener in listeners:
             listener.socket.close()
@@ -45,7 +48,7 @@ def open_listeners(hosts: tuple[str, ...], port: int, *, reuse_port: bool = Fals
     return listeners
 
 
-def _open_tcp(host: str, port: int, *, reuse_port: bool, v6_only: bool) -> Listener:
+def _open_tcp(host: str, port: int, *, reuse_port: bool, v6_only: bool, scheme: str) -> Listener:
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -64,7 +67,7 @@ def _open_tcp(host: str, port: int, *, reuse_port: bool, v6_only: bool) -> Liste
     sock.setblocking(False)
     shown = f"[{host}]" if ":" in host else host
     bound_port = sock.getsockname()[1]
-    return Listener(sock, f"http://{shown}:{bound_port}", bound_port)
+    return Listener(sock, f"{scheme}://{shown}:{bound_port}", bound_port)
 
 
 def _open_unix(path: str) -> Listener:

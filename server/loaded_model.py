@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.host_memory import MEBIBYTE, default_cache_bytes
+from pyllama.server.chat_tools import with_calls_as_text, with_tools_as_text
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import InvalidRequest
@@ -71,12 +72,34 @@ class LoadedModel:
         return with_end_tokens_banned(params, sorted(self.vocabulary.eog_ids))
 
     def render_chat(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, Any]
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Prompt text of a conversation. Raises `TemplateError`; `InvalidRequest` without a usable template."""
         if self.chat_template is None:
             raise InvalidRequest(f"this model has no usable chat template: {self.template_error}")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
+        capabilities = self.chat_template.capabilities()
+        if tools and not self.shows_tools:
+            messages = with_tools_as_text(messages, tools, system_role=capabilities["supports_system_role"])
+            tools = ()
+        if not capabilities["supports_tool_calls"]:
+            messages = with_calls_as_text(messages)
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools
+        )
+
+    @property
+    def shows_tools(self) -> bool:
+        """The chat template has a place for tools."""
+        return self.chat_template is not None and self.chat_template.capabilities()["supports_tools"]
+
+    @property
+    def template_source(self) -> str:
+        return "" if self.chat_template is None else self.chat_template.source
 
     def with_suppressed_tokens(self, params: SamplingParams) -> SamplingParams:
         """What the sampler gets: tokens that the model's file forbids are banned as well."""
@@ -89,13 +112,17 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def context_sizes(settings: ServerSettings, n_ctx_train: int) -> tuple[int, int]:
-    """(tokens of the pool, tokens of a slot). Whole pages; a slot never passes the training length."""
-    total = round_up(settings.n_ctx or n_ctx_train, PAGE_TOKENS)
+    """(tokens of the pool, tokens of a slot). Whole pages; a slot never passes the training length, nor the limit that
+    the user set for it.
+    """
+    limit = settings.kv_unified_per_slot
+    total = round_up(settings.n_ctx or limit * settings.n_slots or n_ctx_train, PAGE_TOKENS)
     if settings.kv_unified:
         per_slot = total
     else:
         per_slot = round_up(-(-total // settings.n_slots), PAGE_TOKENS)
         total = per_slot * settings.n_slots
+    per_slot = min(per_slot, limit or per_slot)
     if n_ctx_train and per_slot > n_ctx_train:
         log.warning(
             "the slot context (%d) exceeds the training context of the model (%d) - capping", per_slot, n_ctx_train
@@ -152,26 +179,33 @@ def defaults_from_metadata(settings: ServerSettings, metadata: Mapping[str, Any]
     return replace(settings.defaults, sampling=replace(settings.defaults.sampling, **changes))
 
 
-def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
-    """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
-    from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Model, Sampler, Work
-    from pyllama.embeddings import read_pooling_type
+def open_model(settings: ServerSettings) -> Any:
+    """The weights. Raises `PyllamaError` or `OSError`."""
+    from pyllama._engine import Model
     from pyllama.gguf.split_set import check_parts
-    from pyllama.server.chat_templates import load_template
-    from pyllama.server.engine_loop import LoopSettings
-    from pyllama.tokenizer import Tokenizer
 
-    log.info("loading model '%s'", settings.model)
     if not Path(settings.model).is_file():
         raise FileNotFoundError(f"no such file: {settings.model}")
     check_parts(Path(settings.model))
-    model = Model(
+    return Model(
         settings.model,
         n_threads=settings.n_threads_batch or settings.n_threads,
         check_tensors=settings.check_tensors,
         kv_overrides=settings.kv_overrides or None,
         **settings.placement,
     )
+
+
+def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
+    """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
+    from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Sampler, Work
+    from pyllama.embeddings import read_pooling_type
+    from pyllama.server.chat_templates import load_template
+    from pyllama.server.engine_loop import LoopSettings
+    from pyllama.tokenizer import Tokenizer
+
+    log.info("loading model '%s'", settings.model)
+    model = open_model(settings)
     if len(model.devices) > 1:
         for device, n_bytes in zip(model.devices, model.rank_bytes, strict=True):
             log.info("%s: %.1f MiB of weights", device, n_bytes / (1 << 20))
@@ -179,22 +213,33 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
     cache_bytes = cache_budget(settings)
-    engine = Engine(
-        model,
-        n_ctx=n_ctx,
-        n_seq_max=settings.n_slots + (EMBEDDED_TOGETHER if pooling is not None else 0),
-        n_batch=max(settings.n_batch, settings.n_slots + 1),
-        n_ubatch=min(settings.n_ubatch, settings.n_batch),
-        n_threads=settings.n_threads,
-        n_threads_batch=settings.n_threads_batch,
-        type_k=settings.type_k,
-        type_v=settings.type_v,
-        cache_bytes=cache_bytes,
-        n_checkpoints=settings.n_checkpoints,
-        swa_full=settings.swa_full,
-        **settings.threads,
-        **settings.rope,
-    )
+
+    def make_engine(model: Any) -> Any:
+        return Engine(
+            model,
+            n_ctx=n_ctx,
+            n_seq_max=settings.n_slots + (EMBEDDED_TOGETHER if pooling is not None else 0),
+            n_batch=max(settings.n_batch, settings.n_slots + 1),
+            n_ubatch=min(settings.n_ubatch, settings.n_batch),
+            n_threads=settings.n_threads,
+            n_threads_batch=settings.n_threads_batch,
+            type_k=settings.type_k,
+            type_v=settings.type_v,
+            cache_bytes=cache_bytes,
+            n_checkpoints=settings.n_checkpoints,
+            swa_full=settings.swa_full,
+            **settings.threads,
+            **settings.rope,
+        )
+
+    def make_engine_again() -> Any:
+        log.info("loading model '%s' again", settings.model)
+        again = open_model(settings)
+        engine = make_engine(again)
+        again.close()  # the engine keeps the weights as long as it needs them
+        return engine
+
+    engine = make_engine(model)
     keeps_states = engine.needs_checkpoints and cache_bytes != 0 and settings.n_checkpoints > 0
     if engine.needs_checkpoints and not keeps_states:
         log.warning(
@@ -221,14 +266,14 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             "generation ends when a slot is full",
             model.architecture,
         )
-    embeddings = None
+    embeddings, n_embd = None, model.n_embd
     if pooling is not None:
         log.info("embeddings are served, pooling = '%s'", pooling)
         embeddings = EmbeddingQueue(
             engine,
             range(settings.n_slots, settings.n_slots + EMBEDDED_TOGETHER),
             make_work=EmbeddingWork,
-            make_pool=lambda: HiddenPool(pooling, model.n_embd),
+            make_pool=lambda: HiddenPool(pooling, n_embd),
             page_tokens=PAGE_TOKENS,
         )
     engine_loop = EngineLoop(
@@ -239,6 +284,8 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_batch=settings.n_batch,
             similarity=settings.slot_prompt_similarity,
             mixes_prompts=settings.cont_batching,
+            prefill_pace=settings.prefill_pace,
+            sleep_seconds=max(0, settings.sleep_idle_seconds),
             max_passes=1 if model.is_recurrent else MAX_PASSES,
             n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
             adds_bos=tokenizer.add_bos,
@@ -247,10 +294,10 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         ),
         make_work=Work,
         deliver=deliver,
+        make_engine=make_engine_again,
         embeddings=embeddings,
     )
-    engine_loop.start()
-    return LoadedModel(
+    loaded = LoadedModel(
         facts=model_facts(model, metadata),
         vocabulary=vocabulary,
         engine_loop=engine_loop,
@@ -265,6 +312,9 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         pooling=pooling,
         rerank_prompt=RerankPrompt.from_metadata(metadata, tokenizer) if pooling == "rank" else None,
     )
+    model.close()  # the engine keeps the weights as long as it needs them
+    engine_loop.start()
+    return loaded
 
 
 VOCAB_TYPES = {"llama": 1, "gpt2": 2, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}

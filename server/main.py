@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             timestamps=options.log_timestamps,
             colors=options.log_colors,
             disabled=options.log_disable,
+            as_json=options.log_jsonl,
         )
         if not (options.model or options.model_url or options.hf_repo or options.hf_file):
             from pyllama.server.router.serve import serve_router
@@ -74,7 +75,9 @@ def serve(settings: ServerSettings, chosen: ChosenModel, parent: Parent) -> int:
     """Listen, download what is missing, load, serve. Returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
-        listeners = open_listeners(settings.hosts, settings.port, reuse_port=settings.reuse_port)
+        listeners = open_listeners(
+            settings.hosts, settings.port, reuse_port=settings.reuse_port, scheme=settings.scheme
+        )
     except BindError as error:
         log.error("%s", error)
         return 1
@@ -93,7 +96,7 @@ def serve(settings: ServerSettings, chosen: ChosenModel, parent: Parent) -> int:
 async def _serve(
     settings: ServerSettings, chosen: ChosenModel, listeners: list[Listener], state: ServerState, parent: Parent
 ) -> int:
-    http = HttpServer(create_app(state))
+    http = HttpServer(create_app(state), settings)
     serving = asyncio.create_task(http.serve(sockets=[listener.socket for listener in listeners]))
     loading = asyncio.create_task(asyncio.to_thread(_fetch_and_load, settings, chosen, state, parent))
     await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)

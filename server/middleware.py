@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllama.errors import PyllamaError
+from pyllama.server.connection import IS_LAST_REQUEST, KEEP_ALIVE_SECONDS, MAX_REQUESTS
 from pyllama.server.errors import RequestError, TooLarge, Unauthorized, Unavailable
 from pyllama.server.responses import error_response
 from pyllama.server.settings import ServerSettings
@@ -23,6 +24,8 @@ log = logging.getLogger("pyllama.server.srv")
 # Key of the scope under which a stream finds the way around the layers below, which look at a response's start only:
 # each of them costs every token a coroutine.
 DIRECT_SEND = "pyllama.direct_send"
+CLOSES = (b"connection", b"close")
+STAYS_OPEN = (b"keep-alive", b"timeout=%d, max=%d" % (KEEP_ALIVE_SECONDS, MAX_REQUESTS))
 MAX_BODY_BYTES = 100 * 1024 * 1024
 # Without a key: health, and where a browser looks for the web interface (404 as long as there is none).
 PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html"})
@@ -73,7 +76,8 @@ class CorsMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                last = (b"connection", b"close") if message["status"] >= 400 else (b"keep-alive", b"timeout=5, max=100")
+                closes = message["status"] >= 400 or scope.get(IS_LAST_REQUEST, False)
+                last = CLOSES if closes else STAYS_OPEN
                 message["headers"] = [*message.get("headers", ()), *extra, last]
             await send(message)
 

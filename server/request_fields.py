@@ -283,7 +283,7 @@ def read_params(
             general["include_usage"] = usage
     reasoning = body.get("reasoning_format")
     if reasoning is not None:
-        general["reasoning_format"] = _read_reasoning_format(reasoning)
+        general["reasoning_format"] = _plain_reasoning_format(reasoning)
 
     if "dry_sequence_breakers" in sampling and not sampling["dry_sequence_breakers"]:
         raise InvalidRequest("Error: dry_sequence_breakers must be a non-empty array of strings")
@@ -301,14 +301,21 @@ def read_params(
     return params
 
 
-def _read_reasoning_format(value: Any) -> str:
+def read_reasoning_format(value: Any) -> str:
+    """One of `REASONING_FORMATS`. Raises `InvalidRequest`, or `ServerFault` where llama-server answers 500."""
     if not isinstance(value, str):
         raise wrong_type("reasoning_format", "string", value)
     if value not in REASONING_FORMATS:
         raise ServerFault(f"Unknown reasoning format: {value}")
+    return value
+
+
+def _plain_reasoning_format(value: Any) -> str:
+    """The same where nothing but content can be answered."""
+    value = read_reasoning_format(value)
     if value not in ("none", "auto"):
         raise NotSupported(
-            f"Field 'reasoning_format': '{value}' is not supported yet; 'none' leaves thoughts in the content"
+            f"Field 'reasoning_format': '{value}' is only supported in chats; 'none' leaves thoughts in the content"
         )
     return value
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama.server.errors import RequestTimeout, error_body, error_headers, error_status
-from pyllama.server.json_codec import dump_json, parse_object
+from pyllama.server.json_codec import dump_json, parse_json, parse_object
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -21,11 +21,19 @@ def error_response(error: BaseException) -> Response:
     return json_response(error_body(error), status, error_headers(error))
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """The body, whatever its declared type, as a JSON object. Raises `InvalidRequest`, `RequestTimeout`."""
+async def _read_body(request: Request) -> bytes:
     seconds = request.app.state.server.settings.timeout
     try:
-        body = await asyncio.wait_for(request.body(), seconds)
+        return await asyncio.wait_for(request.body(), seconds)
     except asyncio.TimeoutError:
         raise RequestTimeout(f"the request body did not arrive within {seconds} seconds") from None
-    return parse_object(body)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body, whatever its declared type, as a JSON object. Raises `InvalidRequest`, `RequestTimeout`."""
+    return parse_object(await _read_body(request))
+
+
+async def read_json(request: Request) -> Any:
+    """As `read_object`, for bodies that may be any JSON value."""
+    return parse_json(await _read_body(request))

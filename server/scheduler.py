@@ -15,6 +15,7 @@ class SequenceState(NamedTuple):
     """One busy slot. `n_pending`: tokens known but not yet in the engine; 0 while it waits for its parent's prompt.
 
     n_until_cut: tokens after which a step must end, because the state there is wanted; 0: none.
+    has_begun: some of its prompt has been computed, so that the rest may be paced.
     """
 
     slot: int
@@ -23,6 +24,7 @@ class SequenceState(NamedTuple):
     is_generating: bool  # the one pending token is the last sampled one
     is_blocked: bool = False  # gave its memory away; all its tokens are pending
     n_until_cut: int = 0
+    has_begun: bool = False
 
 
 class Chunk(NamedTuple):
@@ -40,16 +42,32 @@ class Waiting(NamedTuple):
     id_slot: int = -1
 
 
-def plan_step(sequences: Sequence[SequenceState], n_batch: int, *, mixes_prompts: bool = True) -> list[Chunk]:
+def prompts_rest(since_us: int, step_us: int, pace: int) -> bool:
+    """Whether prompts that have begun rest now, so that they take at most `pace` per cent of the time.
+
+    since_us: microseconds since the end of the last step that held prompt tokens; step_us: how long that step took, all
+    of it. After t seconds of prompt work come at least t (100 - pace) / pace without. pace: 0..100; 0 and 100: never.
+    """
+    return 0 < pace < 100 and since_us < step_us * (100 - pace) // pace
+
+
+def plan_step(
+    sequences: Sequence[SequenceState], n_batch: int, *, mixes_prompts: bool = True, prompts_rest: bool = False
+) -> list[Chunk]:
     """One token of every generating sequence, then prompt tokens, oldest first, up to `n_batch` rows in all.
 
     n_batch: more than the number of slots. mixes_prompts: continuous batching; off, prompts wait for all generation.
+    prompts_rest: while something generates only prompts that have not begun run, each its first chunk, so that nobody
+    waits for the first sign of life.
     """
     chunks = [Chunk(s.slot, 1, True) for s in sequences if s.is_generating and not s.is_blocked]
     if chunks and not mixes_prompts:
         return chunks
     room = n_batch - len(chunks)
+    rests = prompts_rest and bool(chunks)
     for s in sorted(_startable_prompts(sequences), key=lambda s: s.age):
+        if rests and s.has_begun:
+            continue
         if room <= 0:
             break
         n_tokens = min(s.n_pending, room, s.n_until_cut or room)

@@ -12,7 +12,10 @@ from pyllama.errors import InvalidArgument
 from pyllama.options import placement_arguments, rope_arguments
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
+from pyllama.server.tls import TlsError, TlsFiles, tls_files
 from pyllama.thread_placement import engine_thread_options
+
+LARGEST_CONTEXT = 1 << 30  # tokens, as of --ctx-size
 
 
 class SettingsError(ValueError):
@@ -35,12 +38,16 @@ class ServerSettings:
     cors_headers: str = "*"
     cors_credentials: bool = True
     timeout: int = 3600
+    tls: TlsFiles | None = None
+    static_path: str = ""
+    tags: tuple[str, ...] = ()
     has_metrics: bool = False
     has_props: bool = False
     has_slots: bool = True
     slot_save_path: str = ""
     n_ctx: int = 0
     n_slots: int = 4
+    kv_unified_per_slot: int = 0
     kv_unified: bool = True
     n_batch: int = 2048
     n_ubatch: int = 512
@@ -54,6 +61,8 @@ class ServerSettings:
     placement: Mapping[str, Any] = field(default_factory=dict)  # devices, as the model takes them
     rope: Mapping[str, Any] = field(default_factory=dict)
     cont_batching: bool = True
+    sleep_idle_seconds: int = -1
+    prefill_pace: int = 30  # per cent of the time; 0 and 100: no limit
     slot_prompt_similarity: float = 0.1
     context_shift: bool = False
     embeddings: bool = False
@@ -68,6 +77,13 @@ class ServerSettings:
     chat_template: str = ""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prefill_assistant: bool = True
+    reasoning_format: str = "deepseek"
+    reasoning: bool = True  # thinking, where the template can switch it
+    reasoning_effort: str = ""
+    reasoning_budget: int = -1  # 0: the thinking block is closed at once
+    reasoning_budget_message: str = ""
+    reasoning_preserve: bool = True
+    parses_chat: bool = True
     ignore_eos: bool = False
     verbosity: int = 3
     defaults: GenerationParams = field(default_factory=GenerationParams)
@@ -77,6 +93,10 @@ class ServerSettings:
     def model_name(self) -> str:
         """What responses call the model: the alphabetically first alias, else the repository or path as given."""
         return min(self.aliases) if self.aliases else self.model
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls else "http"
 
 
 # SamplingParams field -> option.
@@ -132,12 +152,16 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         cors_headers=options.cors_headers,
         cors_credentials=options.cors_credentials,
         timeout=options.timeout,
+        tls=_tls(options),
+        static_path=_existing_folder("--path", options.path),
+        tags=tuple(options.tags),
         has_metrics=options.metrics,
         has_props=options.props,
         has_slots=options.slots,
         slot_save_path=_existing_folder("--slot-save-path", options.slot_save_path),
         n_ctx=options.ctx_size,
         n_slots=n_slots,
+        kv_unified_per_slot=_tokens_per_slot(options, n_slots),
         kv_unified=options.kv_unified or options.parallel <= 0,
         n_batch=options.batch_size,
         n_ubatch=options.ubatch_size,
@@ -151,6 +175,8 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         placement=_placement(options),
         rope=rope_arguments(options),
         cont_batching=options.cont_batching,
+        sleep_idle_seconds=options.sleep_idle_seconds,
+        prefill_pace=options.prefill_pace,
         slot_prompt_similarity=options.slot_prompt_similarity,
         context_shift=options.context_shift,
         embeddings=options.embeddings or options.reranking,
@@ -165,6 +191,13 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         chat_template=options.chat_template,
         chat_template_kwargs=_template_kwargs(options.chat_template_kwargs),
         prefill_assistant=options.prefill_assistant,
+        reasoning_format=options.reasoning_format,
+        reasoning=options.reasoning != "off",
+        reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
+        reasoning_budget=options.reasoning_budget,
+        reasoning_budget_message=options.reasoning_budget_message,
+        reasoning_preserve=options.reasoning_preserve,
+        parses_chat=not options.skip_chat_parsing,
         ignore_eos=options.ignore_eos,
         verbosity=options.verbosity,
         defaults=GenerationParams(
@@ -184,6 +217,22 @@ def _placement(options: Any) -> dict[str, Any]:
     try:
         return placement_arguments(options)
     except InvalidArgument as error:
+        raise SettingsError(str(error)) from None
+
+
+def _tokens_per_slot(options: Any, n_slots: int) -> int:
+    limit: int = options.kv_unified_per_slot
+    if not options.ctx_size and limit * n_slots > LARGEST_CONTEXT:
+        raise SettingsError(
+            f"--kv-unified-per-slot: {n_slots} slots of {limit} tokens are more than {LARGEST_CONTEXT} tokens"
+        )
+    return limit
+
+
+def _tls(options: Any) -> TlsFiles | None:
+    try:
+        return tls_files(options.ssl_key_file, options.ssl_cert_file)
+    except TlsError as error:
         raise SettingsError(str(error)) from None
 
 

@@ -40,6 +40,14 @@ class SlotMemory:
         self._n_uses = 0
         self.usage: Any = engine.cache_usage()
 
+    def use(self, engine: Any) -> None:
+        """From now on another engine, which holds nothing; None: for a while none, and `usage` stays what it was."""
+        for slot in self._slots:
+            slot.tokens, slot.checkpoints = [], []
+        self._engine = engine
+        if engine is not None:
+            self._note_usage()
+
     def reuse(self, slot: Slot, prompt: list[int]) -> Any:
         """The slot := the longest known beginning of a prompt but for its last token. The engine's `PrefixReuse`.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -32,6 +32,15 @@ class Vocabulary:
     def end_piece(self, token: int) -> bytes:
         """The same for an end-of-generation token, which is not part of the text, whatever its type in the file."""
         return self.piece(token) if self.shows_special else b""
+
+    def hidden_markers(self, markers: Iterable[str]) -> frozenset[int]:
+        """Those of `markers` that are control tokens, whose text an answer would not hold otherwise."""
+        found: set[int] = set()
+        for marker in markers:
+            tokens = self.tokenizer.encode(marker, add_special=False, parse_special=True)
+            if len(tokens) == 1 and tokens[0] not in self.eog_ids and not self.piece(tokens[0]):
+                found.add(tokens[0])
+        return frozenset(found)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Tokens as text with special tokens shown and bad UTF-8 replaced."""

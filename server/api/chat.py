@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -20,93 +20,26 @@ from pyllama.server.api.results import (
     prompt_progress,
     usage,
 )
-from pyllama.server.chat_messages import read_messages, split_prefill
-from pyllama.server.errors import InvalidRequest, NotSupported
+from pyllama.server.chat_answer import AnswerParser, AnswerShape, Delta, whole_answer
+from pyllama.server.chat_prompt import chat_prompt
+from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
-from pyllama.server.json_codec import type_name
 from pyllama.server.request_fields import read_flag, wrong_type
 from pyllama.server.responses import json_response, read_object
 from pyllama.server.state import ServerState, server_state
 
 DEFAULT_TOP_LOGPROBS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """`echo`: text that the answer repeats at its start."""
-
-    text: str
-    echo: str = ""
-
-
-def template_variables(body: dict[str, Any], server_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What the template sees besides the messages. Raises `InvalidRequest`."""
-    variables: dict[str, Any] = {"preserve_reasoning": True, **server_kwargs}
-    kwargs = body.get("chat_template_kwargs")
-    if kwargs is not None:
-        if not isinstance(kwargs, dict):
-            raise wrong_type("chat_template_kwargs", "object", kwargs)
-        variables.update(kwargs)
-    thinking = variables.get("enable_thinking")
-    if thinking is not None and not isinstance(thinking, bool):
-        raise InvalidRequest(f'invalid type for "enable_thinking" (expected boolean, got {type_name(thinking)})')
-    effort = body.get("reasoning_effort")
-    if effort is not None:
-        if not isinstance(effort, str):
-            raise wrong_type("reasoning_effort", "string", effort)
-        if effort == "none":
-            variables["enable_thinking"] = False
-        else:
-            variables["reasoning_effort"] = effort
-    return variables
-
-
-def refuse_unsupported(body: dict[str, Any]) -> None:
-    """Parts of a chat request that do not exist yet. Raises `InvalidRequest` (400) or `NotSupported` (501)."""
-    tools = body.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise wrong_type("tools", "array", tools)
-    if tools:
-        raise NotSupported("Field 'tools': tool calls are not supported yet")
-    choice = body.get("tool_choice")
-    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-        raise InvalidRequest(f"Field 'tool_choice': must be 'auto', 'none' or 'required', but is '{choice}'")
-    response_format = body.get("response_format")
-    if isinstance(response_format, dict):
-        kind = response_format.get("type", "")
-        if kind in ("json_object", "json_schema"):
-            for holder in (response_format, response_format.get("json_schema")):
-                schema = holder.get("schema") if isinstance(holder, dict) else None
-                if schema is not None and not isinstance(schema, dict):
-                    raise wrong_type("response_format.schema", "object", schema)
-            raise NotSupported(f"Field 'response_format': the type '{kind}' is not supported yet; only 'text' is")
-        if kind not in ("", "text"):
-            shown = kind if isinstance(kind, str) else type_name(kind)
-            raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {shown}')
-
-
-def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
-    """Messages -> prompt text. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
-    refuse_unsupported(body)
-    messages = read_messages(body)
-    conversation = split_prefill(body, messages, prefill_enabled=state.settings.prefill_assistant)
-    variables = template_variables(body, dict(state.settings.chat_template_kwargs))
-    continues = conversation.prefill is not None
-    add_generation_prompt = continues or read_flag(body.get("add_generation_prompt"), "add_generation_prompt", True)
-    text = state.loaded.render_chat(
-        conversation.messages, add_generation_prompt=add_generation_prompt, variables=variables
-    )
-    echo = read_flag(body.get("echo"), "echo", False)
-    if conversation.prefill is None:
-        return ChatPrompt(text)
-    return ChatPrompt(text + conversation.prefill, conversation.prefill if echo else "")
+CHAT_ONLY_FIELDS = ("logprobs", "top_logprobs", "json_schema", "echo", "reasoning_format", "parse_tool_calls")
+BUDGET_FIELDS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 
 def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     """The body for the completion layer, and how many alternatives to show per token (None: all)."""
-    fields = {
-        name: value for name, value in body.items() if name not in ("logprobs", "top_logprobs", "json_schema", "echo")
-    }
+    fields = {name: value for name, value in body.items() if name not in CHAT_ONLY_FIELDS}
+    for name in BUDGET_FIELDS:
+        value = fields.get(name)
+        if value == 0 and not isinstance(value, bool):  # the prompt has done it
+            del fields[name]
     if body.get("json_schema") is not None:
         fields["json_schema"] = body["json_schema"]
     wants_logprobs = read_flag(body.get("logprobs"), "logprobs", False)
@@ -125,20 +58,25 @@ def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     return fields, n_top
 
 
+def _finish_reason(generation: Generation, answer: AnswerParser) -> str:
+    reason = finish_reason(generation)
+    return "tool_calls" if reason == "stop" and answer.has_calls else reason
+
+
 class ChatFormat:
     """OpenAI's chat shapes."""
 
     ends_with_done = True
 
-    def __init__(self, state: ServerState, *, echo: str = "", n_top: int | None = None) -> None:
+    def __init__(self, state: ServerState, shape: AnswerShape, *, n_top: int | None = None) -> None:
         self._vocabulary = state.loaded.vocabulary
         self._model = state.settings.model_name
         self._fingerprint = state.build_info
         self._id = completion_id()
         self._created = int(time.time())
-        self._echo = echo
+        self._shape = shape
         self._n_top = n_top
-        self._has_role: set[int] = set()
+        self._parsers: dict[int, AnswerParser] = {}  # of choices whose role was sent
         self._n_sent: dict[int, int] = {}  # per choice, records that chunks carried so far
         self._n_unfinished: int | None = None
 
@@ -168,20 +106,23 @@ class ChatFormat:
     def _token_chunks(self, event: TokenText) -> list[dict[str, Any]]:
         generation = event.generation
         index = generation.index
-        chunks: list[dict[str, Any]] = []
-        text = event.text
-        if index not in self._has_role:
-            self._has_role.add(index)
-            chunks.append(self._chunk(index, {"role": "assistant", "content": None}))
-            text = self._echo + text
-        if text:
-            chunks.append(self._chunk(index, {"content": text}))
+        chunks = self._role_chunk(index)
+        deltas = self._parsers[index].push(event.text)
+        chunks += [self._chunk(index, delta) for delta in deltas]
         if chunks:
-            if text and event.record is not None:
+            if deltas and event.record is not None:
                 self._add_logprobs(chunks[-1], generation, generation.records[: event.n_decoded])
             if event.timings is not None:
                 chunks[-1]["timings"] = event.timings
         return chunks
+
+    def _role_chunk(self, index: int) -> list[dict[str, Any]]:
+        """The chunk that begins a choice, if it has not begun."""
+        if index in self._parsers:
+            return []
+        self._parsers[index] = AnswerParser(self._shape)
+        delta: Delta = {"role": "assistant", "content": None}
+        return [self._chunk(index, delta)]
 
     def _add_logprobs(
         self, chunk: dict[str, Any], generation: Generation, records: Sequence[ProbabilityRecord]
@@ -203,11 +144,9 @@ class ChatFormat:
 
     def _final_chunks(self, generation: Generation) -> list[dict[str, Any]]:
         index = generation.index
-        chunks: list[dict[str, Any]] = []
-        if index not in self._has_role:  # an answer without any token
-            self._has_role.add(index)
-            chunks.append(self._chunk(index, {"role": "assistant", "content": None}))
-        chunks.append(self._chunk(index, {}, finish_reason(generation)))
+        chunks = self._role_chunk(index)
+        chunks += [self._chunk(index, delta) for delta in self._parsers[index].finish()]
+        chunks.append(self._chunk(index, {}, _finish_reason(generation, self._parsers[index])))
         if generation.params.n_probs > 0:
             self._add_logprobs(chunks[-1], generation, kept_records(generation, self._vocabulary))
         if generation.params.verbose:
@@ -226,10 +165,11 @@ class ChatFormat:
     def whole(self, generations: list[Generation]) -> Any:
         choices = []
         for g in generations:
+            answer = whole_answer(self._shape, g.content)
             choice: dict[str, Any] = {
-                "finish_reason": finish_reason(g),
+                "finish_reason": _finish_reason(g, answer),
                 "index": g.index,
-                "message": {"role": "assistant", "content": self._echo + g.content},
+                "message": answer.message(),
             }
             if g.params.n_probs > 0:
                 choice["logprobs"] = self._logprobs(g, kept_records(g, self._vocabulary))
@@ -257,9 +197,13 @@ async def chat_completion(http: Request) -> Response:
     n_bytes = len(await http.body())
     prompt = await in_thread_if_long(n_bytes, chat_prompt, body, state)
     fields, n_top = sampling_body(body)
-    params = request_params(fields, loaded)
+    params = replace(
+        request_params(fields, loaded),
+        reasoning_format=prompt.reasoning_format,
+        preserved_tokens=loaded.vocabulary.hidden_markers(prompt.markers),
+    )
     tokens = await in_thread_if_long(len(prompt.text), _encode, loaded.tokenizer, prompt.text)
-    return await respond(http, [tokens], params, ChatFormat(state, echo=prompt.echo, n_top=n_top))
+    return await respond(http, [tokens], params, ChatFormat(state, prompt.shape, n_top=n_top))
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -45,7 +45,7 @@ def props_json(state: ServerState) -> dict[str, Any]:
         "bos_token": _token_text(loaded.vocabulary, tokenizer.bos_id),
         "eos_token": _token_text(loaded.vocabulary, tokenizer.eos_id),
         "build_info": state.build_info,
-        "is_sleeping": False,
+        "is_sleeping": loaded.engine_loop.is_sleeping,
         "cors_proxy_enabled": False,
     }
     return result
@@ -99,7 +99,7 @@ def models_json(state: ServerState, now: int) -> dict[str, Any]:
             {
                 "id": name,
                 "aliases": sorted(settings.aliases) or [name],
-                "tags": [],
+                "tags": list(settings.tags),
                 "object": "model",
                 "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
                 "created": now,

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
 
 from pyllama.download.model_options import ModelSource
 from pyllama.server.api.info import health
@@ -29,6 +29,7 @@ from pyllama.server.router.pool import Entry, MakeInstance, Pool
 from pyllama.server.router.presets import CatalogError
 from pyllama.server.settings import ServerSettings
 from pyllama.server.sse import STREAM_HEADERS, sse_event
+from pyllama.server.static_pages import PagesFirst, StaticPages
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -155,7 +156,7 @@ def entry_json(entry: Entry, now: int) -> dict[str, Any]:
     result = {
         "id": model.name,
         "aliases": sorted(model.aliases),
-        "tags": [],
+        "tags": known.get("tags", []),
         "object": "model",
         "owned_by": "llamacpp",
         "created": now,
@@ -244,7 +245,6 @@ async def no_page(http: Request) -> Response:
 
 # What the router answers itself; everything else is forwarded.
 OWN_ROUTES = (
-    ("GET", "/", no_page),
     ("GET", "/health", health),
     ("GET", "/v1/health", health),
     ("GET", "/props", props),
@@ -272,11 +272,13 @@ def create_router_app(state: RouterState) -> Starlette:
         await state.close()
 
     prefix = settings.api_prefix
+    routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in OWN_ROUTES]
+    if settings.static_path:
+        routes.append(Mount(prefix, PagesFirst(StaticPages(settings.static_path), state.forwarder)))
+    else:
+        routes += [Route(prefix + "/", no_page), Route(prefix + "/{path:path}", state.forwarder)]
     app = Starlette(
-        routes=[
-            *(Route(prefix + path, handler, methods=[method]) for method, path, handler in OWN_ROUTES),
-            Route(prefix + "/{path:path}", state.forwarder),
-        ],
+        routes=routes,
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
             Middleware(ApiKeyMiddleware, keys=settings.api_keys),

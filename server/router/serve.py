@@ -29,7 +29,9 @@ def serve_router(options: Options, argv: Sequence[str], environ: Mapping[str, st
     settings = settings_from_options(options, "none")
     sources = Sources(environ, options.models_dir, options.models_preset, command_line(argv))
     try:
-        listeners = open_listeners(settings.hosts, settings.port, reuse_port=settings.reuse_port)
+        listeners = open_listeners(
+            settings.hosts, settings.port, reuse_port=settings.reuse_port, scheme=settings.scheme
+        )
     except BindError as error:
         log.error("%s", error)
         return 1
@@ -53,7 +55,7 @@ def serve_router(options: Options, argv: Sequence[str], environ: Mapping[str, st
 
 
 async def _serve(state: RouterState, listeners: list[Listener]) -> int:
-    http = HttpServer(create_router_app(state))
+    http = HttpServer(create_router_app(state), state.settings)
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []
     http.end_on_signals(loop, lambda: ending.append(loop.create_task(state.close())))

@@ -15,7 +15,7 @@ from pyllama.errors import GgufError, InvalidArgument
 from pyllama.gguf import GgufFile, GgufWriter, TensorSpec
 from pyllama.options import TOOLS, OptionError, options_of, parse, parse_options
 from pyllama.server.loaded_model import context_sizes, load_model
-from pyllama.server.settings import settings_from_options
+from pyllama.server.settings import SettingsError, settings_from_options
 from pyllama.tools import bench, cli, gguf_split, perplexity
 from support.file_tools import run_tool
 from support.tiny_llama import write_tiny_llama
@@ -250,6 +250,36 @@ def test_an_explicit_context_is_never_lowered(n_ctx, n_slots):
         total, per_slot = context_sizes(settings_from_options(options, "m"), 2048)
         assert total >= n_ctx
         assert per_slot >= min(2048, n_ctx if unified else n_ctx // n_slots)
+
+
+@pytest.mark.parametrize(
+    ("argv", "sizes"),
+    [
+        ([], (4096, 1000)),
+        (["-np", "2"], (2048, 1000)),
+        (["-np", "2", "-kvu"], (2048, 1000)),
+        (["-c", "512"], (512, 512)),
+        (["-c", "3000", "-np", "2"], (3072, 1000)),
+        (["-c", "3000", "-np", "4"], (3072, 768)),
+    ],
+)
+def test_a_limit_per_slot_makes_the_pool_and_holds_beside_it(argv, sizes):
+    argv = ["--kv-unified-per-slot", "1000", *argv]
+    options = parse("llama-server", argv, {}, config_files=())
+    assert context_sizes(settings_from_options(options, "m"), 2048) == sizes
+
+
+def test_a_limit_per_slot_beyond_the_training_is_capped_to_it():
+    options = parse("llama-server", ["--kv-unified-per-slot", "5000"], {}, config_files=())
+    assert context_sizes(settings_from_options(options, "m"), 2048) == (20224, 2048)
+
+
+def test_limits_per_slot_that_add_up_to_more_than_the_largest_context_are_refused():
+    argv = ["--kv-unified-per-slot", "268435457"]
+    with pytest.raises(SettingsError, match="--kv-unified-per-slot: 4 slots of 268435457 tokens are more than"):
+        settings_from_options(parse("llama-server", argv, {}, config_files=()), "m")
+    with_context = parse("llama-server", [*argv, "-c", "512"], {}, config_files=())
+    assert context_sizes(settings_from_options(with_context, "m"), 2048) == (512, 512)
 
 
 # ---- J6: spellings

@@ -336,6 +336,7 @@ def test_planned_features_stop_the_start_and_name_the_option(argv):
         ["-kvu"],
         ["--samplers", "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"],
         ["--reasoning-format", "deepseek"],
+        ["--reasoning-budget", "0"],
         ["--offline"],
     ],
 )

@@ -432,9 +432,17 @@ class FakeTemplate:
     source = "fake"
 
     def capabilities(self) -> dict[str, bool]:
-        return {"supports_string_content": True, "supports_typed_content": False}
+        return {
+            "supports_string_content": True,
+            "supports_typed_content": False,
+            "supports_system_role": True,
+            "supports_tools": False,
+            "supports_tool_calls": False,
+        }
 
-    def render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Any) -> str:
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Any, tools: Any = ()
+    ) -> str:
         from pyllama.errors import TemplateError
 
         lines = []

@@ -38,7 +38,7 @@ class ServerProcess:
 
     def wait_ready(self, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
-        while (found := re.search(r"listening on (http://\S+)", self.log)) is None:
+        while (found := re.search(r"listening on (https?://\S+)", self.log)) is None:
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.02)

@@ -19,7 +19,9 @@ from fake_engine import (
 )
 from starlette.testclient import TestClient
 
+from pyllama.chat_template import ChatTemplate
 from pyllama.server.app import create_app
+from pyllama.server.chat_templates import ServerTemplate
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop, LoopSettings
 from pyllama.server.generation_params import GenerationParams
@@ -41,7 +43,10 @@ FACTS = {
 
 
 class FakeServer:
-    """`client`: a starlette test client. Options that are not named here are fields of `ServerSettings`."""
+    """`client`: a starlette test client. template: Jinja source instead of the fake.
+
+    Options that are not named here are fields of `ServerSettings`.
+    """
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class FakeServer:
         pooling: str | None = None,
         rerank_template: str | None = None,
         adds_bos: bool = False,
+        template: str | None = None,
         **settings: Any,
     ) -> None:
         self.settings = ServerSettings(
@@ -68,6 +74,7 @@ class FakeServer:
             **settings,
         )
         self.state = ServerState(self.settings)
+        self.template = template
         self.n_ctx_slot = n_ctx_slot or n_ctx
         self.pooling, self.rerank_template = pooling, rerank_template
         n_embedded = 3 if pooling is not None else 0
@@ -109,7 +116,9 @@ class FakeServer:
                 defaults=self.settings.defaults,
                 n_ctx=self.engine.n_ctx,
                 n_ctx_slot=self.n_ctx_slot,
-                chat_template=FakeTemplate(),
+                chat_template=FakeTemplate()
+                if self.template is None
+                else ServerTemplate(ChatTemplate(self.template), self.vocabulary.tokenizer),
                 shifts_context=self.settings.context_shift,
                 pooling=self.pooling,
                 rerank_prompt=RerankPrompt(self.vocabulary.tokenizer, self.rerank_template)

@@ -261,7 +261,7 @@ def test_the_given_text_is_repeated_only_with_echo(serve: Any) -> None:
         ({"continue_final_message": True, "add_generation_prompt": True}, {"role": "assistant", "content": "x"}, 400),
         ({"continue_final_message": True}, {"role": "user", "content": "x"}, 400),
         ({"continue_final_message": "nothing"}, {"role": "assistant", "content": "x"}, 400),
-        ({"continue_final_message": "reasoning_content"}, {"role": "assistant", "content": "x"}, 501),
+        ({"continue_final_message": "reasoning_content"}, {"role": "assistant", "content": ""}, 400),
         ({}, {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f"}}]}, 400),
     ],
 )
@@ -282,7 +282,7 @@ def test_template_variables_come_from_server_and_request(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"tools": [{"type": "function"}]}, 501),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, 501),
         ({"tools": []}, 200),
         ({"tools": None, "tool_choice": "auto"}, 200),
         ({"tools": "x"}, 400),
@@ -295,7 +295,7 @@ def test_template_variables_come_from_server_and_request(serve: Any) -> None:
         ({"grammar": 'root ::= "a"'}, 501),
         ({"json_schema": {}}, 501),
         ({"reasoning_format": "none"}, 200),
-        ({"reasoning_format": "deepseek"}, 501),
+        ({"reasoning_format": "deepseek"}, 200),
         ({"reasoning_format": "sound"}, 500),
         ({"reasoning_budget_tokens": 5}, 501),
         ({"reasoning_budget_tokens": -1}, 200),

@@ -45,6 +45,7 @@ class Bench:
         max_queue: int = 10_000,
         max_passes: int = 1,
         checkpoints: CheckpointRule | None = None,
+        prefill_pace: int = 0,
         **engine: Any,
     ) -> None:
         self.engine = FakeEngine(n_ctx=n_ctx, n_seq_max=n_slots, n_batch=max(n_batch, n_slots + 1), **engine)
@@ -60,6 +61,7 @@ class Bench:
                 max_queue=max_queue,
                 max_passes=max_passes,
                 checkpoints=checkpoints,
+                prefill_pace=prefill_pace,
                 can_cut=not engine.get("is_recurrent", False),
             ),
             make_work=Work,

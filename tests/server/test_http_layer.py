@@ -39,6 +39,7 @@ def test_everything_is_503_until_the_model_is_ready(serve: Any, path: str) -> No
     response = server.get(path)
     assert response.status_code == 503
     assert response.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+    assert response.headers["retry-after"] == "1"
     assert server.client.options(path).status_code == 200
     server.load()
     assert server.get("/health").status_code == 200
@@ -359,3 +360,24 @@ def test_detokenize_refuses_what_is_not_a_list_of_ids(serve: Any, tokens: Any) -
 @pytest.mark.parametrize("content", [5, True, {}, [None], [[1]], [300], [-1]])
 def test_tokenize_refuses_other_shapes(serve: Any, content: Any) -> None:
     assert serve().post("/tokenize", {"content": content}).status_code == 400
+
+
+def test_there_are_no_adapters_to_list_or_to_scale(serve: Any) -> None:
+    server = serve(api_keys=("secret",))
+    headers = {"X-Api-Key": "secret"}
+    assert server.get("/lora-adapters").status_code == 401
+    assert server.get("/lora-adapters", headers=headers).json() == []
+    assert server.post("/lora-adapters", [], headers=headers).json() == {"success": True}
+    for body, message in (
+        ({}, "Request body must be an array"),
+        ("x", "Request body must be an array"),
+        ([{"id": 0, "scale": 0.5}], "no LoRA adapters are loaded, so none has a scale"),
+    ):
+        response = server.post("/lora-adapters", body, headers=headers)
+        assert (response.status_code, response.json()["error"]["message"]) == (400, message)
+    assert server.client.post("/lora-adapters", content=b"[", headers=headers).status_code == 400
+
+
+def test_tags_are_in_the_list_of_models(serve: Any) -> None:
+    assert serve().get("/v1/models").json()["data"][0]["tags"] == []
+    assert serve(tags=("small", "text only")).get("/models").json()["data"][0]["tags"] == ["small", "text only"]

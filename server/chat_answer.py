@@ -1,0 +1,132 @@
+"""From the text of a generation to the parts of a chat message: thoughts, answer and tool calls. Pure.
+
+Streams and plain answers use the same parser, so the sum of a stream's deltas is the plain message.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama.server.reasoning_split import ReasoningSplitter, ReasoningTags
+from pyllama.server.tool_calls import Part, ToolCall, ToolSet, call_reader
+
+Delta = dict[str, Any]
+"""A part of a message, of one kind: `{"reasoning_content": ...}`, `{"content": ...}` or `{"tool_calls": [...]}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerShape:
+    """How to read an answer.
+
+    tags: None where thoughts stay in the content. opens_in_thoughts: the prompt ends inside a thinking block.
+    given: what the client wrote of the answer, after which the model went on; with `echo` it is repeated.
+    thoughts_inline: thoughts are reported, but stay in the content too, with their tags (`deepseek-legacy`); not
+    together with tools. tools: None where calls stay in the content.
+    """
+
+    tags: ReasoningTags | None = None
+    opens_in_thoughts: bool = False
+    given: str = ""
+    echo: bool = False
+    thoughts_inline: bool = False
+    tools: ToolSet | None = None
+
+
+class AnswerParser:
+    """Text of one choice in, deltas out, and at the end the message. Text given out is never revised."""
+
+    def __init__(self, shape: AnswerShape) -> None:
+        self._shape = shape
+        self._splitter = None
+        if shape.tags is not None:
+            self._splitter = ReasoningSplitter(shape.tags, is_open=shape.opens_in_thoughts)
+        self._reader = None if shape.tools is None else call_reader(shape.tools)
+        self._calls: list[dict[str, Any]] = []
+        self._thoughts: list[str] = []
+        self._content: list[str] = []
+        # White space at its end would be held back, and come out again as if the model had written it.
+        given = self._read(shape.given if shape.echo else shape.given.rstrip())
+        self._waiting: list[Delta] = []
+        if shape.echo:
+            self._waiting = given
+        else:
+            self._thoughts.clear()
+            self._content.clear()
+            self._calls.clear()
+
+    def push(self, text: str) -> list[Delta]:
+        """The deltas that `text` makes certain."""
+        waiting, self._waiting = self._waiting, []
+        return waiting + self._read(text)
+
+    def finish(self) -> list[Delta]:
+        """The rest, once the generation has ended."""
+        deltas, self._waiting = self._waiting, []
+        if self._splitter is not None:
+            deltas += self._deltas(*self._splitter.finish(), raw="")
+        if self._reader is not None:
+            deltas += self._answer_deltas(self._reader.finish())
+        return deltas
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._calls)
+
+    def message(self) -> dict[str, Any]:
+        """The whole message, after `finish`."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return message
+
+    def _read(self, text: str) -> list[Delta]:
+        if self._splitter is None:
+            return self._deltas("", text, raw=text)
+        return self._deltas(*self._splitter.push(text), raw=text)
+
+    def _deltas(self, thoughts: str, answer: str, *, raw: str) -> list[Delta]:
+        """raw: the text as the model wrote it, which is the content when thoughts stay in it."""
+        deltas: list[Delta] = []
+        if thoughts:
+            self._thoughts.append(thoughts)
+            if not self._shape.thoughts_inline:
+                deltas.append({"reasoning_content": thoughts})
+        content = raw if self._shape.thoughts_inline else answer
+        if content:
+            deltas += self._answer_deltas([content] if self._reader is None else self._reader.push(content))
+        return deltas
+
+    def _answer_deltas(self, parts: list[Part]) -> list[Delta]:
+        deltas: list[Delta] = []
+        for part in parts:
+            if isinstance(part, ToolCall):
+                deltas += self._call_deltas(part)
+            else:
+                self._content.append(part)
+                deltas.append({"content": part})
+        return deltas
+
+    def _call_deltas(self, call: ToolCall) -> list[Delta]:
+        """First what the call is, once; then only arguments."""
+        if self._calls and self._shape.tools is not None and not self._shape.tools.parallel:
+            return []  # one call was asked for
+        index, call_id = len(self._calls), secrets.token_hex(16)
+        function = {"name": call.name, "arguments": call.arguments}
+        self._calls.append({"type": "function", "function": function, "id": call_id})
+        head = {"index": index, "id": call_id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        return [
+            {"tool_calls": [head]},
+            {"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]},
+        ]
+
+
+def whole_answer(shape: AnswerShape, text: str) -> AnswerParser:
+    """The parser after all of `text`."""
+    parser = AnswerParser(shape)
+    parser.push(text)
+    parser.finish()
+    return parser

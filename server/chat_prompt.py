@@ -1,0 +1,180 @@
+"""From the body of a chat request to the text of its prompt, and how the answer to it is to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama.server.chat_answer import AnswerShape
+from pyllama.server.chat_messages import Conversation, read_messages, split_prefill
+from pyllama.server.chat_tools import parameter_schemas, read_tools
+from pyllama.server.errors import InvalidRequest, NotSupported
+from pyllama.server.json_codec import type_name
+from pyllama.server.reasoning_split import PromptEnd, ReasoningTags, prompt_end, tags_of_template
+from pyllama.server.request_fields import present, read_flag, read_reasoning_format, wrong_type
+from pyllama.server.settings import ServerSettings
+from pyllama.server.state import ServerState
+from pyllama.server.tool_calls import ToolSet, ToolStyle, style_of_template
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """`markers`: texts that the reader of the answer looks for, so that they must not be hidden as control tokens."""
+
+    text: str
+    shape: AnswerShape
+    reasoning_format: str
+    markers: tuple[str, ...] = ()
+
+
+def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[str, Any]:
+    """What the template sees besides the messages; the request wins over the server. Raises `InvalidRequest`."""
+    variables: dict[str, Any] = {"preserve_reasoning": settings.reasoning_preserve}
+    variables["enable_thinking"] = settings.reasoning
+    if settings.reasoning_effort == "none":
+        variables["enable_thinking"] = False
+    elif settings.reasoning_effort:
+        variables["reasoning_effort"] = settings.reasoning_effort
+    variables.update(settings.chat_template_kwargs)
+    kwargs = body.get("chat_template_kwargs")
+    if kwargs is not None:
+        if not isinstance(kwargs, dict):
+            raise wrong_type("chat_template_kwargs", "object", kwargs)
+        variables.update(kwargs)
+    thinking = variables.get("enable_thinking")
+    if thinking is not None and not isinstance(thinking, bool):
+        raise InvalidRequest(f'invalid type for "enable_thinking" (expected boolean, got {type_name(thinking)})')
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        if not isinstance(effort, str):
+            raise wrong_type("reasoning_effort", "string", effort)
+        if effort == "none":
+            variables["enable_thinking"] = False
+            variables.pop("reasoning_effort", None)
+        else:
+            variables["reasoning_effort"] = effort
+    return variables
+
+
+def refuse_unsupported(body: dict[str, Any]) -> None:
+    """Parts of a chat request that do not exist yet. Raises `InvalidRequest` (400) or `NotSupported` (501)."""
+    response_format = body.get("response_format")
+    if isinstance(response_format, dict):
+        kind = response_format.get("type", "")
+        if kind in ("json_object", "json_schema"):
+            for holder in (response_format, response_format.get("json_schema")):
+                schema = holder.get("schema") if isinstance(holder, dict) else None
+                if schema is not None and not isinstance(schema, dict):
+                    raise wrong_type("response_format.schema", "object", schema)
+            raise NotSupported(f"Field 'response_format': the type '{kind}' is not supported yet; only 'text' is")
+        if kind not in ("", "text"):
+            shown = kind if isinstance(kind, str) else type_name(kind)
+            raise InvalidRequest(f'response_format type must be one of "text" or "json_object", but got: {shown}')
+
+
+def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
+    """Messages -> prompt. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
+    settings = state.settings
+    refuse_unsupported(body)
+    tools = read_tools(body)
+    messages = read_messages(body)
+    conversation = split_prefill(body, messages, prefill_enabled=settings.prefill_assistant)
+    continues = conversation.prefill is not None
+    add_generation_prompt = continues or read_flag(body.get("add_generation_prompt"), "add_generation_prompt", True)
+    echo = read_flag(body.get("echo"), "echo", False)
+    given_format = body.get("reasoning_format")
+    reasoning_format = settings.reasoning_format if given_format is None else read_reasoning_format(given_format)
+    text = state.loaded.render_chat(
+        conversation.messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        variables=template_variables(body, settings),
+    )
+    tags = tags_of_template(state.loaded.template_source)
+    given = ""
+    if continues:
+        text, given = continued(text, conversation, tags)
+    if tags is not None and add_generation_prompt and _budget(body, settings) == 0:
+        text, given = without_thoughts(text, given, conversation, tags, settings.reasoning_budget_message)
+
+    parses_calls = read_flag(body.get("parse_tool_calls"), "parse_tool_calls", True) and settings.parses_chat
+    tool_set = tool_set_of(tools, body, state) if tools and parses_calls else None
+    splits = tags is not None and reasoning_format != "none" and settings.parses_chat
+    if tool_set is not None and splits and reasoning_format == "deepseek-legacy":
+        raise NotSupported("Field 'reasoning_format': 'deepseek-legacy' together with tools is not supported yet")
+    shape = AnswerShape(
+        tags=tags if splits else None,
+        opens_in_thoughts=tags is not None and prompt_end(text, tags) is PromptEnd.OPEN,
+        given=given,
+        echo=echo,
+        thoughts_inline=reasoning_format == "deepseek-legacy",
+        tools=tool_set,
+    )
+    markers: tuple[str, ...] = () if tags is None or not splits else (tags.start, tags.end)
+    if tool_set is not None:
+        markers += tool_set.markers
+    return ChatPrompt(text + given, shape, reasoning_format, markers)
+
+
+def tool_set_of(tools: list[dict[str, Any]], body: dict[str, Any], state: ServerState) -> ToolSet:
+    """How calls of these tools are to be read. Raises `NotSupported` for a family whose way of writing is not known."""
+    style = ToolStyle.TAGGED  # what templates without a place for tools are told to write
+    if state.loaded.shows_tools:
+        known = style_of_template(state.loaded.template_source)
+        if known is None:
+            raise NotSupported(
+                "Field 'tools': the way in which this chat template has calls written is not supported yet"
+            )
+        style = known
+    parallel = read_flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True)
+    return ToolSet(style, parameter_schemas(tools), parallel)
+
+
+def continued(text: str, conversation: Conversation, tags: ReasoningTags | None) -> tuple[str, str]:
+    """The prompt and what the client gave of the answer: the last assistant message, thoughts and all.
+
+    text: the prompt up to the answer. Raises `InvalidRequest` for thoughts where the template has no place for them.
+    """
+    content = conversation.prefill or ""
+    if tags is None:
+        if conversation.in_thoughts:
+            raise InvalidRequest(
+                "Field 'continue_final_message': the chat template has no thinking tags, so no reasoning to continue"
+            )
+        return text, content
+    end = prompt_end(text, tags)
+    if conversation.in_thoughts or (conversation.thoughts and end is not PromptEnd.CLOSED):
+        if end is PromptEnd.CLOSED:
+            raise InvalidRequest("Cannot continue reasoning_content: thinking is turned off.")
+        if end is PromptEnd.PLAIN:
+            text += f"{tags.start}\n"
+        if conversation.in_thoughts:
+            return text, conversation.thoughts
+        return text, f"{conversation.thoughts}\n{tags.end}\n\n{content}"
+    if end is PromptEnd.OPEN:
+        if content.lstrip().startswith(tags.start):  # the client wrote the block itself
+            return text[: text.rindex(tags.start)], content
+        text += f"\n{tags.end}\n\n"
+    return text, content
+
+
+def without_thoughts(
+    text: str, given: str, conversation: Conversation, tags: ReasoningTags, message: str
+) -> tuple[str, str]:
+    """The prompt with its thinking block closed (a budget of 0), after `message`."""
+    closing = f"{message}\n{tags.end}\n\n"
+    if conversation.in_thoughts:
+        return text, f"{given}{closing}"
+    if given or prompt_end(text, tags) is PromptEnd.CLOSED:
+        return text, given
+    if prompt_end(text, tags) is PromptEnd.PLAIN:
+        text += f"{tags.start}\n"
+    return text + closing, given
+
+
+def _budget(body: dict[str, Any], settings: ServerSettings) -> int:
+    """Tokens of thoughts, as far as it is known here whether they are 0; -1 in a request is the server's value."""
+    found = present(body, ("reasoning_budget_tokens", "thinking_budget_tokens"))
+    if found is None or found[1] == -1 or isinstance(found[1], bool):
+        return settings.reasoning_budget
+    return 0 if found[1] == 0 else -1

@@ -4,7 +4,7 @@ Every call that computes releases the GIL. Every error is a subclass of `pyllama
 An `Engine` is driven by one thread at a time: calls from other threads queue on its lock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple, final
 
@@ -188,11 +188,20 @@ class Model:
         """Give the memory back. Engines that still use the model keep it alive until they are closed. Idempotent."""
 
 @final
+class DryBreakers:
+    """The sequence breakers of DRY as tokens, shared by samplers: pairs (first token, tokens that follow it).
+
+    `pyllama.dry_breakers` makes them from strings.
+    """
+
+    def __init__(self, breakers: Iterable[tuple[int, Sequence[int]]]) -> None: ...
+
+@final
 class Sampler:
     """One sampler chain with its own random generator and token history.
 
-    Semantics: docs/sampling.md. ``seed`` 0xFFFFFFFF draws a random seed. ``samplers``: chain order, a subset
-    of ``penalties, top_k, top_p, min_p, temperature`` (others are refused: InvalidArgument).
+    Semantics: docs/sampling.md. ``seed`` 0xFFFFFFFF draws a random seed. ``samplers``: chain order, of ``penalties,
+    dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, adaptive_p`` (others are refused: InvalidArgument).
     logit_bias: pairs (token id, bias); ids outside the vocabulary are ignored; ``-inf`` bans.
     Raises `InvalidArgument` for penalties that are not finite or a repeat penalty <= 0.
     """
@@ -211,8 +220,34 @@ class Sampler:
         repeat_penalty: float = 1.0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
+        dynatemp_range: float = 0.0,
+        dynatemp_exponent: float = 1.0,
+        top_n_sigma: float = -1.0,
+        typical_p: float = 1.0,
+        xtc_probability: float = 0.0,
+        xtc_threshold: float = 0.1,
+        dry_multiplier: float = 0.0,
+        dry_base: float = 1.75,
+        dry_allowed_length: int = 2,
+        dry_penalty_last_n: int = 64,
+        dry_breakers: DryBreakers | None = None,
+        mirostat: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        adaptive_target: float = -1.0,
+        adaptive_decay: float = 0.9,
         logit_bias: Sequence[tuple[int, float]] = (),
-        samplers: Sequence[str] = ("penalties", "top_k", "top_p", "min_p", "temperature"),
+        samplers: Sequence[str] = (
+            "penalties",
+            "dry",
+            "top_n_sigma",
+            "top_k",
+            "typ_p",
+            "top_p",
+            "min_p",
+            "xtc",
+            "temperature",
+        ),
     ) -> None: ...
     @property
     def seed(self) -> int:

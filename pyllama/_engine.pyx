@@ -416,8 +416,10 @@ cdef class Model:
 
 
 cdef dict _stages = {
-    "penalties": <int>SamplerStage.penalties, "top_k": <int>SamplerStage.top_k, "top_p": <int>SamplerStage.top_p,
-    "min_p": <int>SamplerStage.min_p, "temperature": <int>SamplerStage.temperature,
+    "penalties": <int>SamplerStage.penalties, "dry": <int>SamplerStage.dry,
+    "top_n_sigma": <int>SamplerStage.top_n_sigma, "top_k": <int>SamplerStage.top_k, "typ_p": <int>SamplerStage.typ_p,
+    "top_p": <int>SamplerStage.top_p, "min_p": <int>SamplerStage.min_p, "xtc": <int>SamplerStage.xtc,
+    "temperature": <int>SamplerStage.temperature, "adaptive_p": <int>SamplerStage.adaptive_p,
 }
 
 
@@ -443,13 +445,32 @@ cdef vector[int32_t] token_vector(tokens) except *:
     return result
 
 
+cdef class DryBreakers:
+    cdef shared_ptr[const native.DryBreakers] ptr
+
+    def __init__(self, breakers):
+        cdef vector[native.DryBreaker] entries
+        cdef native.DryBreaker entry
+        for head, tail in breakers:
+            entry.head = head
+            entry.tail = token_vector(tail)
+            entries.push_back(entry)
+        self.ptr = native.new_dry_breakers(entries)
+
+
 cdef class Sampler:
     cdef shared_ptr[native.Sampler] ptr
 
     def __init__(self, int32_t n_vocab, *, seed=0xFFFFFFFF, float temperature=0.8, int32_t top_k=40, float top_p=0.95,
                  float min_p=0.05, int32_t min_keep=0, int32_t repeat_last_n=64, float repeat_penalty=1.0,
-                 float presence_penalty=0.0, float frequency_penalty=0.0, logit_bias=(),
-                 samplers=("penalties", "top_k", "top_p", "min_p", "temperature")):
+                 float presence_penalty=0.0, float frequency_penalty=0.0, float dynatemp_range=0.0,
+                 float dynatemp_exponent=1.0, float top_n_sigma=-1.0, float typical_p=1.0, float xtc_probability=0.0,
+                 float xtc_threshold=0.1, float dry_multiplier=0.0, float dry_base=1.75, int32_t dry_allowed_length=2,
+                 int32_t dry_penalty_last_n=64, DryBreakers dry_breakers=None, int32_t mirostat=0,
+                 float mirostat_tau=5.0, float mirostat_eta=0.1, float adaptive_target=-1.0, float adaptive_decay=0.9,
+                 logit_bias=(),
+                 samplers=("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
+                           "temperature")):
         cdef native.SamplerParams params
         cdef native.TokenBias bias
         params.seed = seed & 0xFFFFFFFF
@@ -462,6 +483,23 @@ cdef class Sampler:
         params.repeat_penalty = repeat_penalty
         params.presence_penalty = presence_penalty
         params.frequency_penalty = frequency_penalty
+        params.dynatemp_range = dynatemp_range
+        params.dynatemp_exponent = dynatemp_exponent
+        params.top_n_sigma = top_n_sigma
+        params.typical_p = typical_p
+        params.xtc_probability = xtc_probability
+        params.xtc_threshold = xtc_threshold
+        params.dry.multiplier = dry_multiplier
+        params.dry.base = dry_base
+        params.dry.allowed_length = dry_allowed_length
+        params.dry.last_n = dry_penalty_last_n
+        if dry_breakers is not None:
+            params.dry_breakers = dry_breakers.ptr
+        params.mirostat = mirostat
+        params.mirostat_tau = mirostat_tau
+        params.mirostat_eta = mirostat_eta
+        params.adaptive_target = adaptive_target
+        params.adaptive_decay = adaptive_decay
         for token, value in logit_bias:
             if 0 <= token < n_vocab:
                 bias.token = token

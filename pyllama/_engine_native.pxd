@@ -177,9 +177,21 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         string description() except +translate_error
     vector[string] available_isas()
 
+cdef extern from "sampling/dry.h" namespace "v100" nogil:
+    cdef cppclass DryBreaker:
+        int32_t head
+        vector[int32_t] tail
+    cdef cppclass DryBreakers:
+        pass
+    cdef cppclass DryParams:
+        float multiplier
+        float base
+        int32_t allowed_length
+        int32_t last_n
+
 cdef extern from "sampling/sampler.h" namespace "v100" nogil:
     cdef enum class SamplerStage:
-        penalties, top_k, top_p, min_p, temperature
+        penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, adaptive_p
     cdef cppclass TokenBias:
         int32_t token
         float bias
@@ -189,14 +201,27 @@ cdef extern from "sampling/sampler.h" namespace "v100" nogil:
     cdef cppclass SamplerParams:
         uint32_t seed
         float temperature
+        float dynatemp_range
+        float dynatemp_exponent
         int32_t top_k
         float top_p
         float min_p
+        float top_n_sigma
+        float typical_p
+        float xtc_probability
+        float xtc_threshold
         int32_t min_keep
         int32_t repeat_last_n
         float repeat_penalty
         float presence_penalty
         float frequency_penalty
+        DryParams dry
+        shared_ptr[const DryBreakers] dry_breakers
+        int32_t mirostat
+        float mirostat_tau
+        float mirostat_eta
+        float adaptive_target
+        float adaptive_decay
         vector[TokenBias] logit_bias
         vector[SamplerStage] stages
     cdef cppclass Sampler:
@@ -335,6 +360,7 @@ cdef extern from "native_bridge.h" namespace "v100" nogil:
     void override_bool(MetadataOverrides& overrides, const string& key, bool value) except +translate_error
     void override_string(MetadataOverrides& overrides, const string& key, const string& value) except +translate_error
     shared_ptr[const LoadedModel] load_model(const ModelParams& params) except +translate_error
+    shared_ptr[const DryBreakers] new_dry_breakers(const vector[DryBreaker]& breakers) except +translate_error
     shared_ptr[Sampler] new_sampler(int32_t n_vocab, const SamplerParams& params) except +translate_error
     shared_ptr[Sampler] copy_sampler(const Sampler& other) except +translate_error
     shared_ptr[HiddenPool] new_hidden_pool(PoolingType type, int32_t hidden) except +translate_error

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +41,28 @@ class TokenText(Protocol):
     def is_eog(self, token: int) -> bool: ...
 
 
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+
+_PLAIN_NUMBERS = (
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_n_sigma",
+    "dynatemp_range",
+    "dynatemp_exponent",
+    "dry_multiplier",
+    "dry_base",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+
+
 # -------------------------------------------------------------------------------- prepare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How tokens are drawn. A temperature, top_k, top_p or min_p outside its range is clamped to it."""
+    """How tokens are drawn; meanings: docs/sampling.md. Probabilities, temperature and counts are clamped."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -56,6 +72,24 @@ class SamplingOptions:
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
+    min_keep: int = 0
+    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -65,16 +99,62 @@ class SamplingOptions:
         limit("temperature", 0.0, math.inf)
         limit("top_p", 0.0, 1.0)
         limit("min_p", 0.0, 1.0)
-        for name in ("repeat_penalty", "presence_penalty", "frequency_penalty"):
+        limit("typical_p", 0.0, 1.0)
+        limit("xtc_probability", 0.0, 1.0)
+        limit("xtc_threshold", 0.0, 1.0)
+        limit("adaptive_target", -math.inf, 1.0)
+        limit("adaptive_decay", 0.0, 0.99)
+        for name in _PLAIN_NUMBERS:
             object.__setattr__(self, name, _finite(name, getattr(self, name)))
         if not self.repeat_penalty > 0 or math.isinf(1 / self.repeat_penalty):
             raise InvalidArgument(f"repeat_penalty must be > 0, found {self.repeat_penalty}")
         object.__setattr__(self, "top_k", max(_integer("top_k", self.top_k), 0))
-        object.__setattr__(self, "repeat_last_n", max(_integer("repeat_last_n", self.repeat_last_n), 0))
+        for name in ("repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "min_keep"):
+            object.__setattr__(self, name, max(_integer(name, getattr(self, name)), 0))
+        if isinstance(self.mirostat, bool) or _integer("mirostat_mode", self.mirostat) not in (0, 1, 2):
+            raise InvalidArgument(f"mirostat_mode must be 0, 1 or 2, found {self.mirostat}")
+        for name in ("samplers", "dry_sequence_breakers"):
+            texts = getattr(self, name)
+            if (
+                isinstance(texts, str)
+                or not isinstance(texts, Sequence)
+                or not all(isinstance(text, str) for text in texts)
+            ):
+                raise TypeError(f"{name} must be a sequence of str, found {texts!r}")
+            object.__setattr__(self, name, tuple(texts))
+        for name in self.samplers:
+            if name not in (*DEFAULT_SAMPLERS, "adaptive_p"):
+                known = ", ".join((*DEFAULT_SAMPLERS, "adaptive_p"))
+                raise InvalidArgument(f"samplers: {name!r} is not one of {known}")
+
+    @property
+    def uses_dry(self) -> bool:
+        """Whether the DRY sampler acts at all, and its breakers are needed."""
+        is_on = self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n > 0
+        return is_on and self.mirostat == 0 and "dry" in self.samplers
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `pyllama._engine.Sampler`, the seed left out."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """Keyword arguments of `pyllama._engine.Sampler`; the seed and the prepared DRY breakers are left out."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "dry_sequence_breakers"}
+
+
+class MoreSampling(TypedDict, total=False):
+    """Options of `SamplingOptions` that llama-cpp-python has no arguments for; `Llama` takes them by name."""
+
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
+    adaptive_target: float
+    adaptive_decay: float
+    min_keep: int
+    samplers: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +218,7 @@ def prepare(
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
-    "typical_p": (1.0,),
     "tfs_z": (1.0,),
-    "mirostat_mode": (0,),
     "grammar": (None,),
     "tools": (None, []),
     "functions": (None, []),

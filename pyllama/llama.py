@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Unpack
 
 from pyllama import _engine
 from pyllama.chat_template import ChatTemplate, template_from_metadata, without_duplicate_special
@@ -21,6 +22,7 @@ from pyllama.checkpoints import checkpoint_rule
 from pyllama.completion import (
     CompletionRequest,
     DrawnToken,
+    MoreSampling,
     SamplingOptions,
     TextDelta,
     chat_chunks,
@@ -42,6 +44,7 @@ from pyllama.completion_types import (
     CompletionChunk,
     CreateEmbeddingResponse,
 )
+from pyllama.dry_breakers import DryBreakerTable
 from pyllama.embeddings import TextEmbedder, read_pooling_type
 from pyllama.errors import InvalidArgument
 from pyllama.gguf.split_set import check_parts
@@ -270,6 +273,7 @@ class Llama:
             self._sequence = TokenSequence(
                 model,
                 engine,
+                dry_breakers=DryBreakerTable(self._tokenizer),
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
                 n_keep=read_n_keep(n_keep, self._tokenizer) if self._shifts else None,
@@ -438,6 +442,7 @@ class Llama:
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
         grammar: object | None = None,
         idx: int | None = None,
+        **more: Unpack[MoreSampling],
     ) -> int:
         """Draw the token that follows the sequence (or token `idx` of it), without appending it.
 
@@ -446,14 +451,25 @@ class Llama:
         """
         refuse_unsupported(
             {
-                "typical_p": typical_p,
                 "tfs_z": tfs_z,
-                "mirostat_mode": mirostat_mode,
                 "penalize_nl": penalize_nl,
                 "grammar": grammar,
             }
         )
-        options = self._options(temp, top_k, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty)
+        options = self._options(
+            temp,
+            top_k,
+            top_p,
+            min_p,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+            typical_p=typical_p,
+            mirostat=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            **more,
+        )
         processors = read_callables(logits_processor)
         with self._call() as sequence:
             return sequence.sample(options, self._seed, processors, idx)
@@ -478,6 +494,7 @@ class Llama:
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
         stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
         grammar: LlamaGrammar | None = None,
+        **more: Unpack[MoreSampling],
     ) -> LockedStream[int]:
         """Iterator of drawn tokens, end-of-generation tokens too. `stopping_criteria` end it; else `ContextFull`.
 
@@ -486,13 +503,24 @@ class Llama:
         """
         refuse_unsupported(
             {
-                "typical_p": typical_p,
                 "tfs_z": tfs_z,
-                "mirostat_mode": mirostat_mode,
                 "penalize_nl": penalize_nl,
             }
         )
-        options = self._options(temp, top_k, top_p, min_p, repeat_penalty, frequency_penalty, presence_penalty)
+        options = self._options(
+            temp,
+            top_k,
+            top_p,
+            min_p,
+            repeat_penalty,
+            frequency_penalty,
+            presence_penalty,
+            typical_p=typical_p,
+            mirostat=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            **more,
+        )
         ids = self._token_ids(tokens)
         drawn = self._open_sequence().draw(
             ids,
@@ -516,6 +544,7 @@ class Llama:
         frequency_penalty: float,
         presence_penalty: float,
         logit_bias: tuple[tuple[int, float], ...] = (),
+        **more: Any,
     ) -> SamplingOptions:
         banned = tuple((token, -math.inf) for token in sorted(self._tokenizer.suppress_ids))
         return SamplingOptions(
@@ -528,6 +557,7 @@ class Llama:
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
             logit_bias=logit_bias + banned,
+            **more,
         )
 
     def _constraint(self, source: GrammarSource | None, options: SamplingOptions) -> Constraint | None:
@@ -583,6 +613,7 @@ class Llama:
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
         grammar: LlamaGrammar | None = None,
         logit_bias: Mapping[int | str, float] | None = None,
+        **more: Unpack[MoreSampling],
     ) -> Completion | LockedStream[CompletionChunk]:
         """Continue `prompt`: text (special tokens in it are read as such) or token ids.
 
@@ -591,6 +622,8 @@ class Llama:
         logprobs: also return that many alternatives per token, with ``echo`` for the prompt too.
         stream: return an iterator of chunks, whose texts put together are the text of the plain answer.
         temperature: 0 takes the most likely token.
+        mirostat_mode: 1 or 2 replaces every sampler but the temperature.
+        more: the samplers that llama-cpp-python lacks, by name, and `samplers`, their order.
 
         Raises `InvalidArgument` for a prompt that does not fit and for values out of range, at once in stream mode too.
         """
@@ -598,9 +631,7 @@ class Llama:
         refuse_unsupported(
             {
                 "suffix": suffix,
-                "typical_p": typical_p,
                 "tfs_z": tfs_z,
-                "mirostat_mode": mirostat_mode,
             }
         )
         tokens, text = self._read_prompt(prompt)
@@ -624,6 +655,11 @@ class Llama:
             frequency_penalty,
             presence_penalty,
             read_logit_bias(logit_bias),
+            typical_p=typical_p,
+            mirostat=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            **more,
         )
         deltas = self._complete(
             request,
@@ -670,6 +706,7 @@ class Llama:
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
+        **more: Unpack[MoreSampling],
     ) -> ChatCompletion | LockedStream[ChatCompletionChunk]:
         """Answer the last of `messages`, dictionaries with ``role`` and ``content``, laid out by the chat template.
 
@@ -684,9 +721,7 @@ class Llama:
                 "function_call": function_call,
                 "tools": tools,
                 "tool_choice": tool_choice,
-                "typical_p": typical_p,
                 "tfs_z": tfs_z,
-                "mirostat_mode": mirostat_mode,
             }
         )
         if top_logprobs is not None and not logprobs:
@@ -712,6 +747,11 @@ class Llama:
             frequency_penalty,
             presence_penalty,
             read_logit_bias(logit_bias),
+            typical_p=typical_p,
+            mirostat=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            **more,
         )
         constraint = self._constraint(source_of(grammar, response_format), options)
         deltas = self._complete(request, options, self._seed_of(seed), read_callables(logits_processor), (), constraint)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pyllama import _engine
 from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
 from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
+from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.grammar import Constraint
 from pyllama.llama_state import LlamaState, LogitsRows
@@ -25,6 +26,7 @@ class TokenSequence:
     """Drives an engine of one sequence. One thread at a time; the queue of the `Llama` object sees to that.
 
     checkpoints: where states are kept, for models whose sequence cannot be cut back; None for others.
+    dry_breakers: makes the breakers that the DRY sampler needs.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class TokenSequence:
         model: _engine.Model,
         engine: _engine.Engine,
         *,
+        dry_breakers: DryBreakerTable,
         keep_all_logits: bool,
         checkpoints: CheckpointRule | None = None,
         n_keep: int | None = None,
@@ -39,6 +42,7 @@ class TokenSequence:
         """n_keep: a full context goes on less tokens after the first `n_keep` (-1: the prompt). None: it ends."""
         self._model = model
         self._engine: _engine.Engine | None = engine
+        self._dry_breakers = dry_breakers
         self._keep_all_logits = keep_all_logits
         self._checkpoints = checkpoints
         self._n_keep = n_keep
@@ -317,7 +321,8 @@ class TokenSequence:
         return row
 
     def _sampler(self, options: SamplingOptions, seed: int) -> _engine.Sampler:
-        return _engine.Sampler(self.n_vocab, seed=seed, **options.arguments())
+        breakers = self._dry_breakers.prepare(options.dry_sequence_breakers) if options.uses_dry else None
+        return _engine.Sampler(self.n_vocab, seed=seed, dry_breakers=breakers, **options.arguments())
 
     # -------------------------------------------------------------------------------- state
 

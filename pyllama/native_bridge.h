@@ -66,6 +66,9 @@ inline void override_string(MetadataOverrides& overrides, const std::string& key
 inline std::shared_ptr<const LoadedModel> load_model(const ModelParams& params) {
   return std::make_shared<const LoadedModel>(params);
 }
+inline std::shared_ptr<const DryBreakers> new_dry_breakers(const std::vector<DryBreaker>& breakers) {
+  return std::make_shared<const DryBreakers>(breakers);
+}
 inline std::shared_ptr<Sampler> new_sampler(int32_t n_vocab, const SamplerParams& params) {
   return std::make_shared<Sampler>(n_vocab, params);
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
+from pyllama.dry_breakers import DryBreakerTable
 from pyllama.host_memory import MEBIBYTE, default_cache_bytes
 from pyllama.server.chat_tools import with_calls_as_text, with_tools_as_text
 from pyllama.server.embedding_tasks import EmbeddingQueue
@@ -19,7 +20,7 @@ from pyllama.server.generation_params import GenerationParams
 from pyllama.server.request_fields import SAMPLER_NAMES
 from pyllama.server.rerank_prompt import RerankPrompt
 from pyllama.server.sampling_params import SamplingParams, with_end_tokens_banned
-from pyllama.server.settings import ServerSettings
+from pyllama.server.settings import SAMPLING_OPTIONS, ServerSettings
 from pyllama.server.vocabulary import Vocabulary
 
 log = logging.getLogger("pyllama.server.srv")
@@ -54,6 +55,10 @@ class LoadedModel:
     shifts_context: bool = False
     pooling: str | None = None
     rerank_prompt: RerankPrompt | None = None
+    dry_breakers: DryBreakerTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dry_breakers", DryBreakerTable(self.tokenizer))
 
     @property
     def tokenizer(self) -> Any:
@@ -144,6 +149,9 @@ SAMPLING_KEYS = {
     "temp": "temperature",
     "penalty_last_n": "repeat_last_n",
     "penalty_repeat": "repeat_penalty",
+    "mirostat": "mirostat",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
 }
 
 
@@ -152,13 +160,14 @@ def defaults_from_metadata(settings: ServerSettings, metadata: Mapping[str, Any]
     changes: dict[str, Any] = {}
     for key, name in SAMPLING_KEYS.items():
         value = metadata.get(f"general.sampling.{key}")
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in settings.given:
+        option = SAMPLING_OPTIONS[name]
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and option not in settings.given:
             changes[name] = type(getattr(SamplingParams(), name))(value)
     sequence = metadata.get("general.sampling.sequence")
     if isinstance(sequence, str) and "samplers" not in settings.given:
         changes["samplers"] = tuple(SAMPLER_NAMES[n.lower()] for n in sequence.split(";") if n.lower() in SAMPLER_NAMES)
-    if metadata.get("general.sampling.mirostat"):
-        log.warning("the model asks for mirostat sampling, which is not supported yet: its default chain is used")
+    if changes.get("mirostat", 0) not in (0, 1, 2):
+        log.warning("the model asks for mirostat %d, which nobody knows: mirostat stays off", changes.pop("mirostat"))
     if changes:
         log.info("sampling defaults from the model: %s", changes)
     return replace(settings.defaults, sampling=replace(settings.defaults.sampling, **changes))

@@ -12,10 +12,6 @@ from pyllama.server.errors import InvalidRequest
 
 RANDOM_SEED = 0xFFFFFFFF
 
-# Chain members that the engine's sampler knows. The other names of llama-server are accepted in `samplers` because
-# their parameters are neutral here (request_fields.py refuses active ones): leaving them out changes nothing.
-ENGINE_SAMPLERS = frozenset({"penalties", "top_k", "top_p", "min_p", "temperature"})
-
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -78,23 +74,58 @@ def banned_tokens(params: SamplingParams) -> frozenset[int]:
     return frozenset(token for token, bias in params.logit_bias if bias == -math.inf)
 
 
-def make_sampler(params: SamplingParams, n_vocab: int, factory: Callable[..., Any]) -> Any:
-    """A sampler with its own generator and history. `factory`: `pyllama._engine.Sampler`. Raises `InvalidRequest`."""
+def uses_dry(params: SamplingParams) -> bool:
+    """Whether the DRY sampler acts at all, and its breakers are needed."""
+    return (
+        params.mirostat == 0
+        and "dry" in params.samplers
+        and params.dry_multiplier != 0
+        and params.dry_base >= 1
+        and params.dry_penalty_last_n > 0
+    )
+
+
+def make_sampler(
+    params: SamplingParams,
+    n_vocab: int,
+    factory: Callable[..., Any],
+    dry_breakers: Callable[[Sequence[str]], Any],
+) -> Any:
+    """A sampler with its own generator and history. Raises `InvalidRequest`.
+
+    factory: `pyllama._engine.Sampler`. dry_breakers: `DryBreakerTable.prepare`, called only if DRY acts.
+    """
     try:
         return factory(
             n_vocab,
             seed=params.seed,
             temperature=params.temperature,
+            dynatemp_range=params.dynatemp_range,
+            dynatemp_exponent=params.dynatemp_exponent,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,
+            top_n_sigma=params.top_n_sigma,
+            typical_p=params.typical_p,
+            xtc_probability=params.xtc_probability,
+            xtc_threshold=params.xtc_threshold,
             min_keep=params.min_keep,
             repeat_last_n=params.repeat_last_n,
             repeat_penalty=params.repeat_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
+            dry_multiplier=params.dry_multiplier,
+            dry_base=params.dry_base,
+            dry_allowed_length=params.dry_allowed_length,
+            dry_penalty_last_n=params.dry_penalty_last_n,
+            dry_breakers=dry_breakers(params.dry_sequence_breakers) if uses_dry(params) else None,
+            mirostat=params.mirostat,
+            mirostat_tau=params.mirostat_tau,
+            mirostat_eta=params.mirostat_eta,
+            adaptive_target=params.adaptive_target,
+            adaptive_decay=params.adaptive_decay,
             logit_bias=params.logit_bias,
-            samplers=tuple(name for name in params.samplers if name in ENGINE_SAMPLERS),
+            samplers=params.samplers,
         )
     except InvalidArgument as error:
         raise InvalidRequest(f"Failed to initialize samplers: {error}") from error

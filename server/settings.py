@@ -118,7 +118,6 @@ SAMPLING_OPTIONS = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     "dry_multiplier": "dry_multiplier",
-    "dry_base": "dry_base",
     "dry_allowed_length": "dry_allowed_length",
     "dry_penalty_last_n": "dry_penalty_last_n",
     "mirostat": "mirostat",
@@ -136,6 +135,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
     given = frozenset(dest for dest in options.values if options.given(dest))
     sampling = SamplingParams(
         **{name: getattr(options, dest) for name, dest in SAMPLING_OPTIONS.items()},
+        dry_base=options.dry_base if options.dry_base >= 1 else SamplingParams().dry_base,
         dry_sequence_breakers=tuple(options.dry_sequence_breaker),
         samplers=tuple(options.samplers),
         logit_bias=tuple((int(token), float(bias)) for token, bias in options.logit_bias),

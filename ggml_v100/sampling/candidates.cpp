@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <utility>
 
 namespace v100 {
 
@@ -168,6 +170,114 @@ void CandidateList::keep_first() {
   narrow_to_list(true);
 }
 
+std::span<const float> CandidateList::softmax() {
+  const float largest = largest_logit();
+  const size_t n = size();
+  probabilities_.resize(n);
+  float sum = 0.0f;
+  for (size_t i = 0; i < n; ++i) sum += probabilities_[i] = weight(logit_at(i) - largest);
+  for (float& p : probabilities_) p /= sum;
+  return probabilities_;
+}
+
+std::span<const float> CandidateList::sort_for_softmax() {
+  keep_top_k(std::numeric_limits<int32_t>::max());
+  return softmax();
+}
+
+std::vector<float> CandidateList::reshape(const std::function<float(float)>& new_logit) {
+  const std::span<const float> p = softmax();
+  const std::span<float> row = whole_row_ ? writable_row() : std::span<float>();
+  for (size_t i = 0; i < p.size(); ++i) {
+    float& logit = whole_row_ ? row[i] : list_[i].logit;
+    if (std::isfinite(logit)) logit = new_logit(p[i]);
+  }
+  sorted_ = false;
+  return {p.begin(), p.end()};
+}
+
+void CandidateList::ban_below_deviations(float n) {
+  if (size() < 2) return;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  double sum = 0.0;
+  size_t count = 0;
+  for (size_t i = 0; i < size(); ++i) {
+    if (logit_at(i) == -kInfinity) continue;
+    sum += static_cast<double>(logit_at(i));
+    ++count;
+  }
+  const double mean = sum / static_cast<double>(count);
+  double squares = 0.0;
+  for (size_t i = 0; i < size(); ++i) {
+    if (logit_at(i) == -kInfinity) continue;
+    const double difference = static_cast<double>(logit_at(i)) - mean;
+    squares += difference * difference;
+  }
+  const double deviation = std::sqrt(squares / static_cast<double>(count));
+  const double threshold = static_cast<double>(largest_logit()) - static_cast<double>(n) * deviation;
+  const auto ban = [=](float& logit) {
+    if (static_cast<double>(logit) < threshold) logit = -kInfinity;
+  };
+  if (whole_row_) {
+    for (float& logit : writable_row()) ban(logit);
+  } else {
+    for (Candidate& c : list_) ban(c.logit);
+  }
+}
+
+void CandidateList::keep_typical(float p, int32_t min_keep) {
+  const std::span<const float> probabilities = sort_for_softmax();
+  float entropy = 0.0f;
+  for (const float q : probabilities)
+    if (q > 0.0f) entropy -= q * std::log(q);
+  struct Scored {
+    float score;
+    size_t position;
+  };
+  std::vector<Scored> order(list_.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = {std::abs(-std::log(probabilities[i]) - entropy), i};
+  const auto by_score = [](const Scored& a, const Scored& b) {
+    return a.score < b.score || (a.score == b.score && a.position < b.position);
+  };
+
+  std::vector<Candidate> kept;
+  float cumulative = 0.0f;
+  size_t in_order = 0;  // so many first places are found; of a long list few are needed
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (i == in_order) {
+      in_order = std::min(order.size(), std::max<size_t>(2 * i, 256));
+      std::partial_sort(order.begin() + static_cast<ptrdiff_t>(i), order.begin() + static_cast<ptrdiff_t>(in_order),
+                        order.end(), by_score);
+    }
+    kept.push_back(list_[order[i].position]);
+    cumulative += probabilities[order[i].position];
+    if (cumulative > p && kept.size() >= static_cast<size_t>(min_keep)) break;
+  }
+  list_ = std::move(kept);
+  sorted_ = false;
+}
+
+void CandidateList::drop_all_but_last_above(float threshold, int32_t min_keep) {
+  const std::span<const float> p = sort_for_softmax();
+  size_t above = 0;
+  while (above < p.size() && p[above] >= threshold && p[above] > 0.0f) ++above;  // never down to a banned one
+  if (above < 2 || p.size() - (above - 1) < static_cast<size_t>(min_keep)) return;
+  list_.erase(list_.begin(), list_.begin() + static_cast<ptrdiff_t>(above - 1));
+}
+
+void CandidateList::apply_dynamic_temperature(float temperature, float range, float exponent) {
+  if (size() < 2) return;
+  constexpr float kLargestFinite = std::numeric_limits<float>::max();
+  const float lowest = std::max(0.0f, temperature - range);
+  const float highest = std::min(temperature + range, kLargestFinite);
+  float entropy = 0.0f;
+  for (const float p : sort_for_softmax())
+    if (p > 0.0f) entropy -= p * std::log(p);
+  const float normalised = std::max(entropy, 0.0f) / std::log(static_cast<float>(size()));
+  const float share = std::min(std::pow(normalised, exponent), kLargestFinite);  // infinite: entropy 0, exponent < 0
+  apply_temperature(std::min(lowest + (highest - lowest) * share, kLargestFinite));
+}
+
 int32_t CandidateList::draw(double uniform) {
   const float largest = largest_logit();
   const size_t n = size();
@@ -188,6 +298,7 @@ int32_t CandidateList::draw(double uniform) {
     cumulative += static_cast<double>(weights_[i]);
     if (cumulative >= target) break;
   }
+  drawn_ = chosen;
   const int32_t token = token_at(chosen);
   if (whole_row_) row_ = {};  // the caller's logits may go now; probabilities() needs only their number
   return token;

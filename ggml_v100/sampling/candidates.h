@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,7 @@ class CandidateList {
 
   // To change logits: by token in a whole row, by walking a narrowed list. New values are finite or -inf.
   bool is_whole_row() const { return whole_row_; }
+  size_t size() const { return whole_row_ ? row_.size() : list_.size(); }
   float logit(int32_t token) const { return row_[static_cast<size_t>(token)]; }  // whole row only
   void set_logit(int32_t token, float logit);                                    // whole row only
   std::span<Candidate> listed() { return list_; }                                // narrowed list only
@@ -33,21 +35,37 @@ class CandidateList {
   // Divides; at or below 0, and where the quotient of the largest logit is no longer finite, keeps only the first.
   void apply_temperature(float temperature);
   void keep_first();
+  // Bans what is more than n standard deviations of the finite logits below the largest. Bans, so the list keeps its
+  // length and order.
+  void ban_below_deviations(float n);
+  // Keeps the candidates whose surprise is nearest to the entropy, until they hold more than p; in that order.
+  void keep_typical(float p, int32_t min_keep);
+  // Drops all but the least likely of the candidates with at least this probability, if at least min_keep stay.
+  void drop_all_but_last_above(float threshold, int32_t min_keep);
+  // Temperature between T - range (at least 0) and T + range by entropy: (H / ln size)^exponent of the way.
+  void apply_dynamic_temperature(float temperature, float range, float exponent);
+
+  // Sorts everything. The probabilities, softmax in f32, are valid until the list changes.
+  std::span<const float> sort_for_softmax();
+  // Replaces finite logits by new_logit(probability). Returns the probabilities in list order.
+  std::vector<float> reshape(const std::function<float(float)>& new_logit);
 
   // uniform in [0, 1). Computes the probabilities and picks the first candidate whose cumulative one reaches `uniform`.
   int32_t draw(double uniform);
+  size_t drawn_position() const { return drawn_; }  // in the list of the last draw()
+  double drawn_probability() const { return static_cast<double>(weights_[drawn_]) / weight_sum_; }
 
   // Of the last draw(): (token, probability) in order, zeros dropped. Empty before and after a start() without draw().
   std::vector<Candidate> probabilities() const;
 
  private:
-  size_t size() const { return whole_row_ ? row_.size() : list_.size(); }
   float logit_at(size_t i) const { return whole_row_ ? row_[i] : list_[i].logit; }
   int32_t token_at(size_t i) const { return whole_row_ ? static_cast<int32_t>(i) : list_[i].token; }
   std::span<float> writable_row();
   void narrow_to_list(bool sorted);
   void gather_nucleus(float largest, float p, int32_t min_keep);
   float sum_weights(float largest);
+  std::span<const float> softmax();
   bool cut_nucleus(float largest, float sum, float p, int32_t min_keep);
 
   bool whole_row_ = true;
@@ -57,6 +75,8 @@ class CandidateList {
   std::vector<Candidate> list_;
   std::vector<float> weights_;  // e^(logit - largest), in list order
   double weight_sum_ = 0.0;     // of the last draw; 0: none
+  size_t drawn_ = 0;
+  std::vector<float> probabilities_;  // of the last softmax, in list order
 };
 
 }  // namespace v100

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 #include <utility>
 
 #include "base/error.h"
 #include "sampling/candidates.h"
 #include "sampling/penalties.h"
+#include "sampling/steered_draw.h"
 
 namespace v100 {
 
@@ -26,6 +28,12 @@ double uniform(std::mt19937& generator) {
   const double high = static_cast<double>(generator());
   const double result = (low + high * 0x1p32) * 0x1p-64;
   return result < 1.0 ? result : std::nextafter(1.0, 0.0);
+}
+
+// The same in f32 from one output.
+float uniform_f32(std::mt19937& generator) {
+  const float result = static_cast<float>(generator()) * 0x1p-32f;
+  return result < 1.0f ? result : std::nextafter(1.0f, 0.0f);
 }
 
 [[noreturn]] void throw_invalid(const std::string& name, const std::string& found, const std::string& expected) {
@@ -47,6 +55,21 @@ void require_not_negative(const char* name, int32_t value) {
 void validate(int32_t n_vocab, const SamplerParams& p) {
   if (n_vocab < 1) throw_invalid("n_vocab", std::to_string(n_vocab), "1 or more");
   require_finite("temperature", p.temperature);
+  require_finite("dynatemp_range", p.dynatemp_range);
+  require_finite("dynatemp_exponent", p.dynatemp_exponent);
+  require_not_nan("top_n_sigma", p.top_n_sigma);
+  require_not_nan("typical_p", p.typical_p);
+  require_not_nan("xtc_probability", p.xtc_probability);
+  require_not_nan("xtc_threshold", p.xtc_threshold);
+  require_finite("dry_multiplier", p.dry.multiplier);
+  require_finite("dry_base", p.dry.base);
+  require_not_negative("dry_allowed_length", p.dry.allowed_length);
+  require_not_negative("dry_penalty_last_n", p.dry.last_n);
+  if (p.mirostat < 0 || p.mirostat > 2) throw_invalid("mirostat", std::to_string(p.mirostat), "0, 1 or 2");
+  require_finite("mirostat_tau", p.mirostat_tau);
+  require_finite("mirostat_eta", p.mirostat_eta);
+  require_finite("adaptive_target", p.adaptive_target);
+  require_finite("adaptive_decay", p.adaptive_decay);
   require_not_nan("top_p", p.top_p);
   require_not_nan("min_p", p.min_p);
   require_not_negative("min_keep", p.min_keep);
@@ -70,11 +93,34 @@ struct Sampler::State {
         params(std::move(given)),
         penalties{params.repeat_penalty, params.frequency_penalty, params.presence_penalty},
         window(params.repeat_last_n),
-        seed(seed_to_use(params.seed)),
-        generator(seed) {
+        history(params.dry.last_n),
+        breakers(params.dry_breakers ? params.dry_breakers : std::make_shared<const DryBreakers>(no_breakers())) {
+    if (params.mirostat != 0) {
+      params.stages = {SamplerStage::temperature};
+      params.dynatemp_range = 0.0f;
+      mirostat.emplace(params.mirostat, n_vocab, params.mirostat_tau, params.mirostat_eta);
+    } else if (names(SamplerStage::adaptive_p)) {
+      adaptive_p.emplace(params.adaptive_target, params.adaptive_decay);
+    }
     std::erase_if(params.logit_bias, [this](const TokenBias& b) { return b.token < 0 || b.token >= n_vocab; });
     std::erase_if(params.stages, [this](SamplerStage stage) { return has_no_effect(stage); });
-    uses_window = std::find(params.stages.begin(), params.stages.end(), SamplerStage::penalties) != params.stages.end();
+    uses_window = names(SamplerStage::penalties);
+    uses_history = names(SamplerStage::dry);
+    start_generators();
+  }
+
+  static std::vector<DryBreaker> no_breakers() { return {}; }
+
+  bool names(SamplerStage stage) const {
+    return std::find(params.stages.begin(), params.stages.end(), stage) != params.stages.end();
+  }
+
+  // XTC draws from generators of its own, one per stage, with the chain's seed: whether it acts moves no other draw.
+  void start_generators() {
+    seed = seed_to_use(params.seed);
+    generator.seed(seed);
+    const auto n_xtc = std::count(params.stages.begin(), params.stages.end(), SamplerStage::xtc);
+    xtc_generators.assign(static_cast<size_t>(n_xtc), std::mt19937(seed));
   }
 
   bool has_no_effect(SamplerStage stage) const {
@@ -88,18 +134,37 @@ struct Sampler::State {
       case SamplerStage::min_p:
         return params.min_p <= 0.0f;
       case SamplerStage::temperature:
-        return params.temperature == 1.0f;
+        return params.temperature == 1.0f && params.dynatemp_range <= 0.0f;
+      case SamplerStage::dry:
+        return params.dry.neutral();
+      case SamplerStage::top_n_sigma:
+        return params.top_n_sigma <= 0.0f;
+      case SamplerStage::typ_p:
+        return params.typical_p >= 1.0f;
+      case SamplerStage::xtc:
+        return params.xtc_probability <= 0.0f || params.xtc_threshold > 0.5f;
+      case SamplerStage::adaptive_p:
+        return true;  // not a stage of the chain but its end
     }
     throw InvalidArgument("sampler: unknown stage " + std::to_string(static_cast<int>(stage)));
   }
 
-  // True when the stages from `first` on keep the first candidate alone: truncations never drop it, so with a greedy
-  // temperature ahead and no penalties before it there is nothing to compute but a maximum.
+  // True when the stages from `first` on keep the first candidate alone: with a greedy temperature ahead and before it
+  // only truncations that never drop the first, there is nothing to compute but a maximum.
   bool only_first_survives(size_t first) const {
-    if (params.temperature > 0.0f) return false;
+    if (params.temperature > 0.0f || params.dynatemp_range > 0.0f) return false;
     for (size_t i = first; i < params.stages.size(); ++i) {
-      if (params.stages[i] == SamplerStage::temperature) return true;
-      if (params.stages[i] == SamplerStage::penalties) return false;
+      switch (params.stages[i]) {
+        case SamplerStage::temperature:
+          return true;
+        case SamplerStage::penalties:
+        case SamplerStage::dry:
+        case SamplerStage::typ_p:
+        case SamplerStage::xtc:
+          return false;
+        default:
+          break;
+      }
     }
     return false;
   }
@@ -118,7 +183,13 @@ struct Sampler::State {
     }
   }
 
+  void apply_xtc(std::mt19937& chance) {
+    if (candidates.size() < 2 || uniform_f32(chance) > params.xtc_probability) return;
+    candidates.drop_all_but_last_above(params.xtc_threshold, params.min_keep);
+  }
+
   void apply_stages() {
+    size_t n_xtc = 0;
     for (size_t i = 0; i < params.stages.size(); ++i) {
       if (only_first_survives(i)) return candidates.keep_first();  // no later stage changes a single candidate
       switch (params.stages[i]) {
@@ -135,10 +206,49 @@ struct Sampler::State {
           candidates.keep_min_p(params.min_p, params.min_keep);
           break;
         case SamplerStage::temperature:
-          candidates.apply_temperature(params.temperature);
+          if (params.dynatemp_range > 0.0f)
+            candidates.apply_dynamic_temperature(params.temperature, params.dynatemp_range, params.dynatemp_exponent);
+          else
+            candidates.apply_temperature(params.temperature);
           break;
+        case SamplerStage::dry:
+          apply_dry(params.dry, history, *breakers, candidates);
+          break;
+        case SamplerStage::top_n_sigma:
+          candidates.ban_below_deviations(params.top_n_sigma);
+          break;
+        case SamplerStage::typ_p:
+          candidates.keep_typical(params.typical_p, params.min_keep);
+          break;
+        case SamplerStage::xtc:
+          apply_xtc(xtc_generators[n_xtc++]);
+          break;
+        case SamplerStage::adaptive_p:
+          break;  // draw()
       }
     }
+  }
+
+  int32_t draw() {
+    const auto next = [this] { return uniform(generator); };
+    if (mirostat) return mirostat->draw(candidates, next);
+    if (adaptive_p) return adaptive_p->draw(candidates, next);
+    return candidates.draw(next());
+  }
+
+  void accept(std::span<const int32_t> tokens) {
+    if (uses_window) window.append(tokens);
+    if (uses_history) history.append(tokens);
+    if (adaptive_p)
+      for (const int32_t token : tokens) adaptive_p->accept(token);
+  }
+
+  void reset() {
+    window.clear();
+    history.clear();
+    if (mirostat) mirostat->reset();
+    if (adaptive_p) adaptive_p->reset();
+    start_generators();
   }
 
   int32_t n_vocab;
@@ -146,8 +256,14 @@ struct Sampler::State {
   Penalties penalties;
   TokenWindow window;
   bool uses_window = false;
-  uint32_t seed;
+  DryHistory history;
+  std::shared_ptr<const DryBreakers> breakers;
+  bool uses_history = false;
+  std::optional<Mirostat> mirostat;     // in place of the draw
+  std::optional<AdaptiveP> adaptive_p;  // likewise
+  uint32_t seed = 0;
   std::mt19937 generator;
+  std::vector<std::mt19937> xtc_generators;
   CandidateList candidates;
   std::vector<uint32_t> mask;  // one bit per token; empty: all allowed
 };
@@ -169,7 +285,7 @@ void Sampler::accept(std::span<const int32_t> tokens) {
   for (const int32_t token : tokens)
     if (token < 0 || token >= state_->n_vocab)
       throw_invalid("accepted token", std::to_string(token), "0 to " + std::to_string(state_->n_vocab - 1));
-  if (state_->uses_window) state_->window.append(tokens);
+  state_->accept(tokens);
 }
 
 void Sampler::set_mask(std::span<const uint32_t> mask) {
@@ -190,7 +306,7 @@ int32_t Sampler::sample(std::span<const float> logits) {
     throw InvalidArgument("sampler: all " + std::to_string(s.n_vocab) +
                           " tokens are banned (logit -inf); expected at least one allowed token");
   s.apply_stages();
-  return s.candidates.draw(uniform(s.generator));
+  return s.draw();
 }
 
 std::vector<TokenProbability> Sampler::candidates() const {
@@ -199,10 +315,6 @@ std::vector<TokenProbability> Sampler::candidates() const {
   return result;
 }
 
-void Sampler::reset() {
-  state_->window.clear();
-  state_->seed = seed_to_use(state_->params.seed);
-  state_->generator.seed(state_->seed);
-}
+void Sampler::reset() { state_->reset(); }
 
 }  // namespace v100

@@ -1,4 +1,4 @@
-// One sampler chain: logit bias, penalties, top-k, top-p, min-p, temperature in a chosen order, then a draw.
+// One sampler chain: logit bias, stages in a chosen order, then a draw.
 //
 // Order, edge cases and random numbers: docs/sampling.md. Ties of equal logits: smaller token id first, everywhere.
 #pragma once
@@ -9,9 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "sampling/dry.h"
+
 namespace v100 {
 
-enum class SamplerStage { penalties, top_k, top_p, min_p, temperature };
+// adaptive_p stands for the draw: wherever it is named, it comes last.
+enum class SamplerStage { penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, adaptive_p };
 
 struct TokenBias {
   int32_t token;
@@ -27,23 +30,37 @@ struct TokenProbability {
 struct SamplerParams {
   uint32_t seed;  // 0xFFFFFFFF draws one
   float temperature;
+  float dynatemp_range;  // half width of the interval of temperatures; <= 0: off
+  float dynatemp_exponent;
   int32_t top_k;
   float top_p;
   float min_p;
+  float top_n_sigma;      // standard deviations; <= 0: off
+  float typical_p;        // >= 1: off
+  float xtc_probability;  // of acting at a step; <= 0: off
+  float xtc_threshold;    // > 0.5: off
   int32_t min_keep;
   int32_t repeat_last_n;
   float repeat_penalty;
   float presence_penalty;
   float frequency_penalty;
+  DryParams dry;
+  std::shared_ptr<const DryBreakers> dry_breakers;  // null: none
+  int32_t mirostat;                                 // 1 or 2: replaces all stages but temperature, and the draw; 0: off
+  float mirostat_tau;                               // bits
+  float mirostat_eta;
+  float adaptive_target;  // < 0: an ordinary draw
+  float adaptive_decay;
   std::vector<TokenBias> logit_bias;
   std::vector<SamplerStage> stages;
 };
 
 class Sampler {
  public:
-  // Throws InvalidArgument: penalties or temperature not finite, repeat penalty <= 0 or its reciprocal not finite,
-  // negative min_keep or repeat_last_n, a bias of +inf, NaN anywhere, n_vocab < 1. Biases of ids outside the vocabulary
-  // are ignored.
+  // Throws InvalidArgument: penalties, temperature, its range or exponent, DRY, mirostat or adaptive-p values not
+  // finite, repeat penalty <= 0 or its reciprocal not finite, negative min_keep, repeat_last_n, DRY history or allowed
+  // length, mirostat other than 0, 1 and 2, a bias of +inf, NaN anywhere, n_vocab < 1. Biases of ids outside the
+  // vocabulary are ignored.
   Sampler(int32_t n_vocab, SamplerParams params);
   ~Sampler();
   Sampler(const Sampler& other);

@@ -21,7 +21,6 @@ from .grammar import grammar_from_options
 from .parser import Options, Source, parse, parse_options
 from .placement import placement_arguments
 from .rope import rope_arguments
-from .sampling import engine_samplers
 from .table import TOOLS, Option, gone_options, options_of
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "OptionError",
     "Options",
     "Source",
-    "engine_samplers",
     "gone_options",
     "grammar_from_options",
     "options_of",

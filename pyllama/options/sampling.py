@@ -1,6 +1,4 @@
-"""Sampler names: the spellings users write, their letters, and which of a list the engine runs today."""
-
-from collections.abc import Sequence
+"""Sampler names: the spellings users write, their letters, and which the engine lacks."""
 
 LETTERS = {
     "d": "dry",
@@ -28,10 +26,8 @@ ALIASES = {
     "adaptivep": "adaptive_p",
 }
 
-ENGINE_SAMPLERS = ("penalties", "top_k", "top_p", "min_p", "temperature")
-
-NOT_BUILT = ("infill", "adaptive_p")
-"""Samplers the engine lacks that act as soon as they are listed. The others it lacks are off at their defaults."""
+NOT_BUILT = ("infill",)
+"""Samplers the engine lacks."""
 
 
 def canonical_name(name: str) -> str | None:
@@ -40,8 +36,3 @@ def canonical_name(name: str) -> str | None:
     if plain in LETTERS.values():
         return plain
     return ALIASES.get(plain)
-
-
-def engine_samplers(samplers: Sequence[str]) -> tuple[str, ...]:
-    """The part of a chain that the engine runs, in order. The rest is neutral: the option parser has checked that."""
-    return tuple(name for name in samplers if name in ENGINE_SAMPLERS)

@@ -6,6 +6,7 @@ from typing import Any
 
 from pyllama.download.model_options import choose_model
 from pyllama.options import Options, grammar_from_options, placement_arguments, rope_arguments
+from pyllama.options.sampling import NOT_BUILT, canonical_name
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -54,20 +55,47 @@ def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:
         "min_p": options.min_p,
         "repeat_penalty": options.repeat_penalty,
         "presence_penalty": options.presence_penalty,
+        "typical_p": options.typical_p,
+        "top_n_sigma": options.top_n_sigma,
+        "xtc_probability": options.xtc_probability,
+        "xtc_threshold": options.xtc_threshold,
+        "dynatemp_range": options.dynatemp_range,
+        "dynatemp_exponent": options.dynatemp_exp,
+        "dry_multiplier": options.dry_multiplier,
+        "dry_allowed_length": options.dry_allowed_length,
+        "dry_penalty_last_n": options.dry_penalty_last_n,
+        "dry_sequence_breakers": options.dry_sequence_breaker,
+        "mirostat_mode": options.mirostat,
+        "mirostat_tau": options.mirostat_ent,
+        "mirostat_eta": options.mirostat_lr,
+        "adaptive_target": options.adaptive_target,
+        "adaptive_decay": options.adaptive_decay,
+        "samplers": options.samplers,
         "frequency_penalty": options.frequency_penalty,
         "max_tokens": options.n_predict if options.n_predict > 0 else None,
         "stop": list(options.reverse_prompt) or None,
     }
+    if options.dry_base >= 1:  # anything below leaves the default
+        arguments["dry_base"] = options.dry_base
     for key, dest, argument in (
         ("temp", "temperature", "temperature"),
         ("top_k", "top_k", "top_k"),
         ("top_p", "top_p", "top_p"),
         ("min_p", "min_p", "min_p"),
         ("penalty_repeat", "repeat_penalty", "repeat_penalty"),
+        ("xtc_probability", "xtc_probability", "xtc_probability"),
+        ("xtc_threshold", "xtc_threshold", "xtc_threshold"),
+        ("mirostat", "mirostat", "mirostat_mode"),
+        ("mirostat_tau", "mirostat_ent", "mirostat_tau"),
+        ("mirostat_eta", "mirostat_lr", "mirostat_eta"),
     ):
         suggested = llama.metadata.get(f"general.sampling.{key}")
         if suggested is not None and not options.given(dest):
-            arguments[argument] = int(suggested) if argument == "top_k" else float(suggested)
+            arguments[argument] = int(float(suggested)) if argument in ("top_k", "mirostat_mode") else float(suggested)
+    sequence = llama.metadata.get("general.sampling.sequence")
+    if isinstance(sequence, str) and not options.given("samplers"):
+        names = map(canonical_name, sequence.split(";"))
+        arguments["samplers"] = tuple(name for name in names if name is not None and name not in NOT_BUILT)
     bias: dict[int, float] = {}
     for token, value in options.logit_bias:
         bias[token] = bias.get(token, 0.0) + value

@@ -90,7 +90,9 @@ def build_request(
                 index,
                 prompt=prompt,
                 params=params,
-                sampler=make_sampler(sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory),
+                sampler=make_sampler(
+                    sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory, loaded.dry_breakers.prepare
+                ),
                 vocabulary=loaded.vocabulary,
                 n_ctx=loaded.n_ctx_slot,
                 n_predict_limit=n_predict_limit,

@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from pyllama.completion import DEFAULT_SAMPLERS
 from pyllama.errors import InvalidArgument, ModelError
 from pyllama.options import parse
 from pyllama.tools import cli, loading
@@ -255,7 +256,26 @@ def test_sampling_options_reach_the_completion(llama, call):
             "END",
         ],
     )
-    assert llama.arguments == {
+    samplers_at_their_defaults = {
+        "typical_p": 1.0,
+        "top_n_sigma": -1.0,
+        "xtc_probability": 0.0,
+        "xtc_threshold": 0.1,
+        "dynatemp_range": 0.0,
+        "dynatemp_exponent": 1.0,
+        "dry_multiplier": 0.0,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": 64,
+        "dry_sequence_breakers": ("\n", ":", '"', "*"),
+        "mirostat_mode": 0,
+        "mirostat_tau": 5.0,
+        "mirostat_eta": 0.1,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "samplers": DEFAULT_SAMPLERS,
+    }
+    assert llama.arguments == samplers_at_their_defaults | {
         "temperature": 0.5,
         "top_k": 3,
         "top_p": 0.7,
@@ -269,6 +289,22 @@ def test_sampling_options_reach_the_completion(llama, call):
     }
 
 
+def test_samplers_and_their_order_reach_the_completion(llama, call):
+    argv = "--sampler-seq xadt --typical 0.5 --top-nsigma 2 --xtc-probability 0.5 --xtc-threshold 0.2 --mirostat 2 "
+    argv += "--dynatemp-range 0.3 --dynatemp-exp 2 --dry-multiplier 0.8 --dry-base 0.5 --dry-allowed-length 3 "
+    argv += "--dry-penalty-last-n 9 --dry-sequence-breaker + --mirostat-ent 4 --mirostat-lr 0.2 "
+    argv += "--adaptive-target 0.4 --adaptive-decay 0.5"
+    call("-p", "x", "-st", *argv.split())
+    expected = {
+        "samplers": ("xtc", "adaptive_p", "dry", "temperature"), "typical_p": 0.5, "top_n_sigma": 2.0,
+        "xtc_probability": 0.5, "xtc_threshold": 0.2, "mirostat_mode": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2,
+        "dynatemp_range": 0.3, "dynatemp_exponent": 2.0, "dry_multiplier": 0.8, "dry_allowed_length": 3,
+        "dry_penalty_last_n": 9, "dry_sequence_breakers": ("+",), "adaptive_target": 0.4, "adaptive_decay": 0.5,
+    }  # fmt: skip
+    assert {name: llama.arguments[name] for name in expected} == expected
+    assert "dry_base" not in llama.arguments, "a base below 1 leaves the default"
+
+
 def test_ignore_eos_bans_every_end_token_and_biases_add_up(llama, call):
     call("-p", "x", "-st", "--ignore-eos", "-l", "5+1", "-l", "5+0.5")
     assert llama.arguments["logit_bias"] == {5: 1.5, 2: -np.inf, 7: -np.inf}
@@ -276,8 +312,10 @@ def test_ignore_eos_bans_every_end_token_and_biases_add_up(llama, call):
 
 def test_the_model_suggests_sampling_values_that_the_user_overrides(llama, call):
     llama.metadata |= {"general.sampling.temp": "0.25", "general.sampling.top_k": "7"}
+    llama.metadata |= {"general.sampling.mirostat": "1", "general.sampling.sequence": "top_k;temp;no_such"}
     call("-p", "x", "-st", "--top-k", "9")
     assert (llama.arguments["temperature"], llama.arguments["top_k"]) == (0.25, 9)
+    assert (llama.arguments["mirostat_mode"], llama.arguments["samplers"]) == (1, ("top_k", "temperature"))
 
 
 def test_model_options_reach_the_model(monkeypatch):
@@ -387,7 +425,7 @@ def test_no_model_is_an_error(capsys, monkeypatch):
 
 def test_planned_options_stop_before_the_model_is_loaded(llama, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(["-m", "x", "--samplers", "temperature;top_k"])
+        cli.main(["-m", "x", "--samplers", "temperature;infill"])
     assert caught.value.code == 1
     assert capsys.readouterr().err.startswith("error: not supported yet: --samplers")
 

@@ -287,7 +287,8 @@ def test_prompt_that_does_not_fit_is_refused_before_streaming(llm: Llama, length
 @pytest.mark.parametrize(
     "option",
     [
-        {"suffix": "x"}, {"typical_p": 0.5}, {"tfs_z": 0.9}, {"mirostat_mode": 2},
+        {"suffix": "x"}, {"typical_p": math.nan}, {"tfs_z": 0.9}, {"mirostat_mode": 3},
+        {"dynatemp_range": math.inf}, {"samplers": ["infill"]},
         {"temperature": math.nan}, {"top_p": math.inf}, {"repeat_penalty": 0}, {"repeat_penalty": 5e-324},
         {"presence_penalty": math.inf},
         {"logprobs": -1}, {"logit_bias": {"x": 1}}, {"logit_bias": {1: math.nan}}, {"logit_bias": {1: "many"}},
@@ -323,6 +324,25 @@ def test_sampling_options_reach_the_sampler(path: Path) -> None:
         sampler = fake_engine.Sampler.created[-1]
         assert (sampler.temperature, sampler.top_k, sampler.repeat_last_n, sampler.repeat_penalty) == (0, 0, 5, 1.5)
         assert sampler.logit_bias == ((7, -math.inf), (9, 2.0))
+
+
+def test_every_sampler_of_the_engine_can_be_asked_for_by_name(llm: Llama) -> None:
+    options = {
+        "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.5,
+        "dynatemp_exponent": 2.0, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3,
+        "dry_penalty_last_n": 100, "adaptive_target": 0.5, "adaptive_decay": 0.5, "min_keep": 2,
+        "samplers": ("dry", "xtc", "adaptive_p"),
+    }  # fmt: skip
+    llm("say>", typical_p=0.5, mirostat_tau=4.0, mirostat_eta=0.2, max_tokens=1, **options)
+    found = fake_engine.Sampler.created[-1].others
+    assert found["dry_breakers"] is not None
+    expected = {**options, "typical_p": 0.5, "mirostat": 0, "mirostat_tau": 4.0, "mirostat_eta": 0.2}
+    assert {name: found[name] for name in expected} == expected
+    llm("say>", mirostat_mode=2, max_tokens=1, dry_multiplier=1.0)
+    assert fake_engine.Sampler.created[-1].others["mirostat"] == 2
+    assert fake_engine.Sampler.created[-1].others["dry_breakers"] is None
+    with pytest.raises(TypeError, match="no_such_sampler"):
+        llm("say>", no_such_sampler=1)
 
 
 def test_sampler_history_is_prompt_and_answer(llm: Llama) -> None:

@@ -148,8 +148,7 @@ def test_logit_bias_keys_and_values() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        {"mirostat_mode": True},
-        {"typical_p": None},
+        {"tfs_z": True},
         {"tools": ()},
         {"suffix": 0},
     ],

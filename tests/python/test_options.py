@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama.options import OptionError, Source, engine_samplers, parse, parse_options
+from pyllama.options import OptionError, Source, parse, parse_options
 from pyllama.options.errors import Information
 
 
@@ -159,10 +159,6 @@ def test_unknown_samplers_are_skipped_with_a_warning():
     assert any("tfs_z" in notice for notice in options.notices)
 
 
-def test_the_default_chain_keeps_what_the_engine_runs():
-    assert engine_samplers(read().samplers) == ("penalties", "top_k", "top_p", "min_p", "temperature")
-
-
 def test_a_sampler_that_would_act_and_is_not_built_stops_the_start():
     assert refusal("--samplers", "top_k;infill").startswith("error: not supported yet: --samplers")
 
@@ -291,12 +287,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--typical", "0.5"],
-        ["--mirostat", "1"],
-        ["--dry-multiplier", "1"],
-        ["--xtc-probability", "0.5"],
-        ["--top-nsigma", "1"],
-        ["--dynatemp-range", "0.2"],
         ["--lora", "x.gguf"],
         ["--lora-scaled", "x.gguf:0.5"],
         ["--control-vector-layer-range", "1", "2"],
@@ -318,9 +308,13 @@ def test_planned_features_stop_the_start_and_name_the_option(argv):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--typical", "1"],
-        ["--mirostat", "0"],
-        ["--dry-multiplier", "0"],
+        ["--typical", "0.5"],
+        ["--mirostat", "1"],
+        ["--dry-multiplier", "0.8"],
+        ["--xtc-probability", "0.5"],
+        ["--top-nsigma", "1"],
+        ["--dynatemp-range", "0.2"],
+        ["--sampler-seq", "xat"],
         ["--dry-base", "1.9"],
         ["--xtc-threshold", "0.3"],
         ["--keep", "0"],

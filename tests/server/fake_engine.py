@@ -110,15 +110,14 @@ class FakeSampler:
         frequency_penalty: float = 0.0,
         logit_bias: Sequence[tuple[int, float]] = (),
         samplers: Sequence[str] = (),
+        **others: Any,
     ) -> None:
         if not repeat_penalty > 0:
             raise InvalidArgument(f"repeat_penalty: found {repeat_penalty}, expected > 0")
-        for name in samplers:
-            if name not in ("penalties", "top_k", "top_p", "min_p", "temperature"):
-                raise InvalidArgument(f"unknown sampler {name}")
         self.n_vocab = n_vocab
         self.seed = 12345 if seed == 0xFFFFFFFF else seed
         self.temperature = temperature
+        self.others = {**others, "samplers": tuple(samplers)}
         self.logit_bias = tuple(logit_bias)
         self.banned = {token for token, bias in logit_bias if bias == float("-inf") or bias <= -100}
         self.history: list[int] = []

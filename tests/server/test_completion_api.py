@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from fake_engine import FakeSampler, forced_text, pseudo_random_token
 
+from pyllama.server.loaded_model import defaults_from_metadata
+from pyllama.server.settings import ServerSettings
+
 NATIVE_KEYS = [
     "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated",
     "generation_settings", "prompt",
@@ -416,3 +419,45 @@ def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:
     plain = server.post("/v1/completions", {**body, "logprobs": None}).json()["choices"][0]
     assert plain["text"] == choice["text"]
     assert server.post("/completion", body).status_code == 501
+
+
+def test_every_sampler_of_a_request_reaches_the_engine(serve: Any) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def next_token(history: Any, sampler: Any) -> int:
+        seen.append(sampler.others)
+        return 65
+
+    server = serve(engine={"next_token": next_token})
+    fields = {
+        "dynatemp_range": 0.5, "dynatemp_exponent": 2.0, "top_n_sigma": 1.5, "typical_p": 0.5, "xtc_probability": 0.25,
+        "xtc_threshold": 0.125, "dry_multiplier": 0.75, "dry_base": 1.5, "dry_allowed_length": 3,
+        "dry_penalty_last_n": 100, "mirostat": 0, "mirostat_tau": 4.0, "mirostat_eta": 0.25, "adaptive_target": 0.5,
+        "adaptive_decay": 0.75,
+    }  # fmt: skip
+    body = {"prompt": "x", "n_predict": 1, **fields, "samplers": "xdat", "dry_sequence_breakers": ["\n"]}
+    result = server.post("/completion", body).json()
+    names = ("xtc", "dry", "adaptive_p", "temperature")
+    assert {name: seen[-1][name] for name in fields} == fields
+    assert seen[-1]["samplers"] == names
+    assert seen[-1]["dry_breakers"] is not None
+    assert {name: result["generation_settings"][name] for name in fields} == fields
+    assert result["generation_settings"]["samplers"] == list(names)
+    server.post("/completion", {"prompt": "x", "n_predict": 1, "mirostat": 2, "dry_multiplier": 1})
+    assert (seen[-1]["mirostat"], seen[-1]["dry_breakers"]) == (2, None)
+    many = {"dry_multiplier": 1, "dry_sequence_breakers": [str(i) for i in range(1000)]}
+    response = server.post("/completion", {"prompt": "x", "n_predict": 1, **many})
+    assert response.status_code == 400
+    assert "dry_sequence_breakers" in response.text
+
+
+def test_the_models_own_sampling_values_replace_defaults_but_not_options() -> None:
+    metadata = {
+        "general.sampling.mirostat": 2, "general.sampling.mirostat_tau": 3.5, "general.sampling.mirostat_eta": 0.25,
+        "general.sampling.xtc_probability": 0.5, "general.sampling.sequence": "xtc;temp",
+    }  # fmt: skip
+    settings = ServerSettings(model="x", given=frozenset({"mirostat_ent"}))
+    sampling = defaults_from_metadata(settings, metadata).sampling
+    assert (sampling.mirostat, sampling.mirostat_tau, sampling.mirostat_eta) == (2, 5.0, 0.25)
+    assert (sampling.xtc_probability, sampling.samplers) == (0.5, ("xtc", "temperature"))
+    assert defaults_from_metadata(settings, {"general.sampling.mirostat": 9}).sampling.mirostat == 0

@@ -102,12 +102,12 @@ class Sampler:
 
     def __init__(self, n_vocab: int, *, seed: int, temperature: float, repeat_penalty: float, repeat_last_n: int,
                  logit_bias: Sequence[tuple[int, float]], top_k: int, top_p: float, min_p: float,
-                 presence_penalty: float, frequency_penalty: float) -> None:  # fmt: skip
+                 presence_penalty: float, frequency_penalty: float, **others: Any) -> None:  # fmt: skip
         if repeat_penalty <= 0:
             raise InvalidArgument(f"repeat_penalty must be > 0, found {repeat_penalty}")
         self.seed = random.getrandbits(32) if seed == 0xFFFFFFFF else seed
         self.temperature, self.repeat_penalty, self.repeat_last_n = temperature, repeat_penalty, repeat_last_n
-        self.logit_bias, self.top_k = tuple(logit_bias), top_k
+        self.logit_bias, self.top_k, self.others = tuple(logit_bias), top_k, others
         self.history: list[int] = []
         self._random = random.Random(self.seed)
         Sampler.created.append(self)

@@ -1,10 +1,13 @@
-"""The server with a model on several devices: the answers of one device, and a start that is refused for its reason."""
+"""The server with a model on several devices: the answers of one device, a start that is refused for its reason, and a
+rank that fails."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+from engine_server import EngineServer
 from real_process import ServerProcess
 
 from support.tiny_hybrid import write_tiny_hybrid
@@ -55,5 +58,21 @@ def test_a_placement_that_cannot_be_ends_the_start(
     try:
         assert server.wait_exit() == 1
         assert message in server.log
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("mode", ["tensor", "layer"])
+def test_a_rank_that_fails_ends_its_request_and_the_server_lives_on(hybrid_path: Path, mode: str) -> None:
+    server = EngineServer(hybrid_path, "--device", "CPU0,CPU1", "--split-mode", mode)
+    try:
+        text = server.complete(PROMPTS[3], cache_prompt=False)["content"]
+        server.state.loaded.engine_loop._engine._inject_fault(1, 30)
+        begin = time.monotonic()
+        answer = server.client.post("/completion", json={"prompt": PROMPTS[3], "n_predict": 8, "cache_prompt": False})
+        assert time.monotonic() - begin < 2.0
+        assert answer.status_code == 500
+        assert "rank 1 (CPU1): injected fault" in answer.json()["error"]["message"]
+        assert server.complete(PROMPTS[3], cache_prompt=False)["content"] == text
     finally:
         server.close()

@@ -13,7 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from pyllama.server.api import chat, completions, embeddings, info, lora, rerank, slots, tokens
+from pyllama.server.api import (
+    anthropic_messages,
+    chat,
+    completions,
+    embeddings,
+    infill,
+    info,
+    lora,
+    openai_responses,
+    rerank,
+    slots,
+    tokens,
+)
 from pyllama.server.errors import NotFound
 from pyllama.server.middleware import (
     ApiKeyMiddleware,
@@ -44,6 +56,15 @@ ROUTES = (
     ("POST", "/v1/completions", completions.openai_completion),
     ("POST", "/chat/completions", chat.chat_completion),
     ("POST", "/v1/chat/completions", chat.chat_completion),
+    ("POST", "/chat/completions/input_tokens", chat.count_tokens),
+    ("POST", "/v1/chat/completions/input_tokens", chat.count_tokens),
+    ("POST", "/responses", openai_responses.create_response),
+    ("POST", "/v1/responses", openai_responses.create_response),
+    ("POST", "/responses/input_tokens", openai_responses.count_tokens),
+    ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
+    ("POST", "/v1/messages", anthropic_messages.create_message),
+    ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens),
+    ("POST", "/infill", infill.infill),
     ("POST", "/embedding", embeddings.native_embeddings),
     ("POST", "/embeddings", embeddings.native_embeddings),
     ("POST", "/v1/embeddings", embeddings.openai_embeddings),

@@ -90,7 +90,7 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
         add_generation_prompt=add_generation_prompt,
         variables=template_variables(body, settings),
     )
-    tags = tags_of_template(state.loaded.template_source)
+    tags = tags_of_template(state.loaded.template_for(tools).source)
     given = ""
     if continues:
         text, given = continued(text, conversation, tags)
@@ -119,8 +119,9 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
 def tool_set_of(tools: list[dict[str, Any]], body: dict[str, Any], state: ServerState) -> ToolSet:
     """How calls of these tools are to be read. Raises `NotSupported` for a family whose way of writing is not known."""
     style = ToolStyle.TAGGED  # what templates without a place for tools are told to write
-    if state.loaded.shows_tools:
-        known = style_of_template(state.loaded.template_source)
+    template = state.loaded.template_for(tools)
+    if template.capabilities()["supports_tools"]:
+        known = style_of_template(template.source)
         if known is None:
             raise NotSupported(
                 "Field 'tools': the way in which this chat template has calls written is not supported yet"

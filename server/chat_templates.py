@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from pyllama.errors import TemplateError
 from pyllama.server.chat_messages import with_text_content
 from pyllama.server.errors import InvalidRequest
 
+log = logging.getLogger("pyllama.server.srv")
+
+TOOL_VARIANT = "tool_use"
 RESERVED_VARIABLES = ("messages", "tools", "add_generation_prompt")
 
 # What `/props` calls each capability -> attribute of the template's capabilities.
@@ -27,9 +31,10 @@ CAPABILITIES = {
 
 
 class ServerTemplate:
-    """Wraps a `pyllama.chat_template.ChatTemplate`."""
+    """Wraps a `pyllama.chat_template.ChatTemplate`. tool_use: the model's own template for requests with tools."""
 
-    def __init__(self, template: Any, tokenizer: Any) -> None:
+    def __init__(self, template: Any, tokenizer: Any, tool_use: ServerTemplate | None = None) -> None:
+        self.tool_use = tool_use
         self._template = template
         self._tokenizer = tokenizer
         self.source: str = template.source
@@ -101,8 +106,23 @@ def load_template(
     from pyllama.chat_template import template_from_metadata
 
     try:
-        return ServerTemplate(template_from_metadata(metadata, tokenizer, override or None), tokenizer), None
+        tool_use = None if override else _tool_template(metadata, tokenizer)
+        return ServerTemplate(template_from_metadata(metadata, tokenizer, override or None), tokenizer, tool_use), None
     except TemplateError as error:
         if override:
             raise  # the user's own choice: a clear failure at the start helps more
         return None, error
+
+
+def _tool_template(metadata: Mapping[str, Any], tokenizer: Any) -> ServerTemplate | None:
+    """The file's template for requests with tools. One that cannot be used leaves them the ordinary one."""
+    from pyllama.chat_template import TEMPLATE_KEY, template_from_metadata
+
+    key = f"{TEMPLATE_KEY}.{TOOL_VARIANT}"
+    if key not in metadata:
+        return None
+    try:
+        return ServerTemplate(template_from_metadata(metadata, tokenizer, variant=TOOL_VARIANT), tokenizer)
+    except TemplateError as error:
+        log.warning("%s cannot be used, requests with tools get the ordinary template: %s", key, error)
+        return None

@@ -80,26 +80,20 @@ class LoadedModel:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """Prompt text of a conversation. Raises `TemplateError`; `InvalidRequest` without a usable template."""
-        if self.chat_template is None:
-            raise InvalidRequest(f"this model has no usable chat template: {self.template_error}")
-        capabilities = self.chat_template.capabilities()
-        if tools and not self.shows_tools:
+        template = self.template_for(tools)
+        capabilities = template.capabilities()
+        if tools and not capabilities["supports_tools"]:
             messages = with_tools_as_text(messages, tools, system_role=capabilities["supports_system_role"])
             tools = ()
         if not capabilities["supports_tool_calls"]:
             messages = with_calls_as_text(messages)
-        return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools
-        )
+        return template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools)
 
-    @property
-    def shows_tools(self) -> bool:
-        """The chat template has a place for tools."""
-        return self.chat_template is not None and self.chat_template.capabilities()["supports_tools"]
-
-    @property
-    def template_source(self) -> str:
-        return "" if self.chat_template is None else self.chat_template.source
+    def template_for(self, tools: Sequence[Mapping[str, Any]]) -> Any:
+        """The chat template of a request with these tools. Raises `InvalidRequest` when there is none."""
+        if self.chat_template is None:
+            raise InvalidRequest(f"this model has no usable chat template: {self.template_error}")
+        return (self.chat_template.tool_use if tools else None) or self.chat_template
 
     def with_suppressed_tokens(self, params: SamplingParams) -> SamplingParams:
         """What the sampler gets: tokens that the model's file forbids are banned as well."""

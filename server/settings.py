@@ -74,6 +74,7 @@ class ServerSettings:
     checkpoint_min_step: int = 8192
     n_predict: int = -1
     shows_special: bool = False
+    spm_infill: bool = False  # fill-in-the-middle prompts have the suffix first
     chat_template: str = ""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     prefill_assistant: bool = True
@@ -188,6 +189,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         checkpoint_min_step=options.checkpoint_min_step,
         n_predict=options.n_predict,
         shows_special=options.special,
+        spm_infill=options.spm_infill,
         chat_template=options.chat_template,
         chat_template_kwargs=_template_kwargs(options.chat_template_kwargs),
         prefill_assistant=options.prefill_assistant,

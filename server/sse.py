@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pyllama.server.errors import error_body
 from pyllama.server.generation import Event, Failed, Finished
 from pyllama.server.json_codec import dump_json
 from pyllama.server.middleware import DIRECT_SEND
@@ -22,15 +21,25 @@ PING = b":\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
+class NamedEvent(NamedTuple):
+    """An event with a name beside its JSON value."""
+
+    name: str
+    data: dict[str, Any]
+
+
 def sse_event(value: Any) -> bytes:
-    """One event with a JSON value."""
+    """One event with a JSON value, or a `NamedEvent`."""
+    if isinstance(value, NamedEvent):
+        return b"event: " + value.name.encode() + b"\ndata: " + dump_json(value.data) + b"\n\n"
     return b"data: " + dump_json(value) + b"\n\n"
 
 
 class EventStream(Response):
     """Streams the results of `request`. `first`: events that were read already.
 
-    to_chunks: event -> JSON values to send. ends_with_done: `[DONE]` after the last event; not after an error.
+    to_chunks: event -> JSON values to send; to_error: failure -> the value to send.
+    ends_with_done: `[DONE]` after the last event; not after an error.
     ping_interval: seconds of silence before a comment line; <= 0 never.
     on_end: called once, with True when all results were delivered.
     """
@@ -43,6 +52,7 @@ class EventStream(Response):
         first: list[Event],
         *,
         to_chunks: Callable[[Event], Iterable[Any]],
+        to_error: Callable[[BaseException], Any],
         ends_with_done: bool,
         ping_interval: int,
         on_end: Callable[[bool], None],
@@ -51,6 +61,7 @@ class EventStream(Response):
         self._request = request
         self._first = first
         self._to_chunks = to_chunks
+        self._to_error = to_error
         self._ends_with_done = ends_with_done
         self._ping_interval = ping_interval
         self._on_end = on_end
@@ -96,14 +107,14 @@ class EventStream(Response):
         for event in events:
             if isinstance(event, Failed):
                 self._failed = True
-                parts.append(sse_event(error_body(event.error)))
+                parts.append(sse_event(self._to_error(event.error)))
                 break
             try:
                 parts += [sse_event(chunk) for chunk in self._to_chunks(event)]
             except Exception as error:
                 log.exception("a result could not be written")
                 self._failed = True
-                parts.append(sse_event(error_body(error)))
+                parts.append(sse_event(self._to_error(error)))
                 break
             if isinstance(event, Finished):
                 self._n_left -= 1

@@ -1,10 +1,10 @@
-"""Chat: `/v1/chat/completions` and `/apply-template`."""
+"""Chat: `/v1/chat/completions`, its token counts, and `/apply-template`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -21,9 +21,10 @@ from pyllama.server.api.results import (
     usage,
 )
 from pyllama.server.chat_answer import AnswerParser, AnswerShape, Delta, whole_answer
-from pyllama.server.chat_prompt import chat_prompt
+from pyllama.server.chat_prompt import ChatPrompt, chat_prompt
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
+from pyllama.server.generation_params import GenerationParams
 from pyllama.server.request_fields import read_flag, wrong_type
 from pyllama.server.responses import json_response, read_object
 from pyllama.server.state import ServerState, server_state
@@ -190,24 +191,55 @@ class ChatFormat:
         return result
 
 
-async def chat_completion(http: Request) -> Response:
-    body = await read_object(http)
+@dataclass(frozen=True, slots=True)
+class ChatTask:
+    """A chat request that is ready to run. n_top: alternatives to show per token (None: all)."""
+
+    tokens: list[int]
+    params: GenerationParams
+    shape: AnswerShape
+    n_top: int | None
+
+
+async def read_prompt_tokens(http: Request, body: dict[str, Any]) -> tuple[ChatPrompt, list[int]]:
+    """The prompt of a chat request, as text and tokens. Raises what `chat_prompt` raises."""
     state = server_state(http)
-    loaded = state.loaded
-    n_bytes = len(await http.body())
-    prompt = await in_thread_if_long(n_bytes, chat_prompt, body, state)
+    prompt = await in_thread_if_long(len(await http.body()), chat_prompt, body, state)
+    tokens = await in_thread_if_long(len(prompt.text), _encode, state.loaded.tokenizer, prompt.text)
+    return prompt, tokens
+
+
+async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
+    """From a chat request's body to what is run for it. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
+    loaded = server_state(http).loaded
+    prompt, tokens = await read_prompt_tokens(http, body)
     fields, n_top = sampling_body(body)
     params = replace(
         request_params(fields, loaded),
         reasoning_format=prompt.reasoning_format,
         preserved_tokens=loaded.vocabulary.hidden_markers(prompt.markers),
     )
-    tokens = await in_thread_if_long(len(prompt.text), _encode, loaded.tokenizer, prompt.text)
-    return await respond(http, [tokens], params, ChatFormat(state, prompt.shape, n_top=n_top))
+    return ChatTask(tokens, params, prompt.shape, n_top)
+
+
+async def input_token_count(http: Request, body: dict[str, Any]) -> dict[str, Any]:
+    """How many tokens the prompt of a chat request has, as OpenAI's APIs say it."""
+    _, tokens = await read_prompt_tokens(http, body)
+    return {"input_tokens": len(tokens), "object": "response.input_tokens"}
+
+
+async def chat_completion(http: Request) -> Response:
+    task = await read_chat(http, await read_object(http))
+    results = ChatFormat(server_state(http), task.shape, n_top=task.n_top)
+    return await respond(http, [task.tokens], task.params, results)
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
     return tokenizer.encode(text, add_special=True, parse_special=True)
+
+
+async def count_tokens(http: Request) -> Response:
+    return json_response(await input_token_count(http, await read_object(http)))
 
 
 async def apply_template(http: Request) -> Response:

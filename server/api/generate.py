@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama.server.errors import ExceedsContext
+from pyllama.server.errors import ExceedsContext, error_body
 from pyllama.server.generation import Event, Failed, Finished, Generation
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.loaded_model import LoadedModel
@@ -88,8 +88,18 @@ def build_request(
     return request
 
 
-async def respond(http: Request, prompts: list[list[int]], params: GenerationParams, results: ResultFormat) -> Response:
-    """Run the generations of one HTTP request. The first failure before any result is an ordinary HTTP error."""
+async def respond(
+    http: Request,
+    prompts: list[list[int]],
+    params: GenerationParams,
+    results: ResultFormat,
+    *,
+    stream_error: Callable[[BaseException], Any] = error_body,
+) -> Response:
+    """Run the generations of one HTTP request. The first failure before any result is an ordinary HTTP error.
+
+    stream_error: what a stream that has begun sends for a failure.
+    """
     state = server_state(http)
     loaded = state.loaded
     request = build_request(prompts, params, loaded, state.settings.n_predict)
@@ -117,6 +127,7 @@ async def respond(http: Request, prompts: list[list[int]], params: GenerationPar
                 request,
                 events,
                 to_chunks=results.chunks,
+                to_error=stream_error,
                 ends_with_done=results.ends_with_done,
                 ping_interval=params.sse_ping_interval,
                 on_end=end,

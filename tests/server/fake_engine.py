@@ -397,6 +397,11 @@ class FakeTokenizer:
     eog_ids = frozenset({END})
     suppress_ids: frozenset[int] = frozenset()
     bos_id, eos_id, sep_id = BOS, END, None
+    fim_pre_id: int | None = None
+    fim_suf_id: int | None = None
+    fim_mid_id: int | None = None
+    fim_rep_id: int | None = None
+    fim_sep_id: int | None = None
     add_eos = False
 
     def __init__(self, *, add_bos: bool = False) -> None:
@@ -430,6 +435,7 @@ class FakeTemplate:
     """`role: content` lines; refuses two user messages in a row, as strict templates do."""
 
     source = "fake"
+    tool_use = None
 
     def capabilities(self) -> dict[str, bool]:
         return {

@@ -41,6 +41,14 @@ FACTS = {
     "ftype": "F32",
 }
 
+# Leaves it to the model to begin a thinking block.
+THINKING_TEMPLATE = """\
+{%- for m in messages -%}
+    {{- m.role ~ ': ' ~ (m.content.split('</think>')[-1] if m.content else '') ~ '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'assistant:' -}}{%- endif -%}
+"""
+
 
 class FakeServer:
     """`client`: a starlette test client. template: Jinja source instead of the fake.
@@ -58,6 +66,7 @@ class FakeServer:
         max_queue: int = 1024,
         engine: dict[str, Any] | None = None,
         tokenizer: dict[str, Any] | None = None,
+        tokenizer_class: type[FakeTokenizer] = FakeTokenizer,
         defaults: dict[str, Any] | None = None,
         loads: bool = True,
         pooling: str | None = None,
@@ -97,7 +106,7 @@ class FakeServer:
             embeddings=embeddings if n_embedded else None,
         )
         self.vocabulary = Vocabulary(
-            FakeTokenizer(**(tokenizer or {})), N_VOCAB, shows_special=self.settings.shows_special
+            tokenizer_class(**(tokenizer or {})), N_VOCAB, shows_special=self.settings.shows_special
         )
         self.app = create_app(self.state)
         self.client = TestClient(self.app)
@@ -163,3 +172,18 @@ def parse_events(text: str) -> list[Any]:
         assert "\n" not in data
         values.append(data if data == "[DONE]" else json.loads(data))
     return values
+
+
+def parse_named_events(text: str) -> list[tuple[str, Any]]:
+    """SSE text -> (name, value) of its events; the name of an event without one is empty."""
+    assert text.endswith("\n\n")
+    events: list[tuple[str, Any]] = []
+    for block in text[:-2].split("\n\n"):
+        if block.startswith(":"):
+            continue
+        lines = block.split("\n")
+        name = lines.pop(0).removeprefix("event: ") if block.startswith("event: ") else ""
+        assert len(lines) == 1
+        assert lines[0].startswith("data: "), block
+        events.append((name, json.loads(lines[0].removeprefix("data: "))))
+    return events

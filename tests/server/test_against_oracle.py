@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from real_process import ServerProcess
+from support_app import parse_named_events
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="needs the llama.cpp wheel")
 pytest.importorskip("pyllama._engine", reason="needs the native module")
@@ -91,6 +92,13 @@ def events(response: httpx.Response) -> list[Any]:
         ("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4}),
         ("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, "logprobs": True, "top_logprobs": 2}),
         ("POST", "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, "verbose": True}),
+        ("POST", "/v1/messages", {"messages": MESSAGES, "max_tokens": 4}),
+        ("POST", "/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("POST", "/v1/responses/input_tokens", {"input": "Hi"}),
+        ("POST", "/v1/responses", {}),
+        ("POST", "/v1/responses", {"input": [{"type": "x"}]}),
+        ("POST", "/v1/responses", {"input": "x", "previous_response_id": "r"}),
+        ("POST", "/infill", {"input_prefix": "a", "input_suffix": "b"}),
         ("POST", "/tokenize", {"content": "héllo 🌍", "with_pieces": True}),
         ("POST", "/detokenize", {"tokens": [1, 2, 3]}),
         ("POST", "/apply-template", {"messages": MESSAGES}),
@@ -142,6 +150,51 @@ def test_streams_have_the_same_events(addresses: tuple[str, str], path: str, bod
         if "prompt_progress" in event:
             event.pop("tokens", None)  # llama-server puts a placeholder there, we put nothing
     assert [shape(event) for event in ours] == [shape(event) for event in oracle]
+
+
+def assert_holds(ours: Any, theirs: Any) -> None:
+    """Everything that `theirs` has is in `ours`, with the same types."""
+    if isinstance(theirs, dict):
+        for key, value in theirs.items():
+            assert key in ours
+            assert_holds(ours[key], value)
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs)
+        for own, their in zip(ours, theirs, strict=True):
+            assert_holds(own, their)
+    else:
+        assert type(ours) is type(theirs)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 6}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 6, "return_progress": True, "timings_per_token": True}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 6}),
+    ],
+)
+def test_named_events_are_the_same_and_lack_nothing(addresses: tuple[str, str], path: str, body: Any) -> None:
+    plain = both(addresses, "POST", path, {**body, "temperature": 0})
+    assert_holds(plain[1].json(), plain[0].json())
+    body = {**body, "stream": True, "temperature": 0, "cache_prompt": False}
+    oracle, ours = (parse_named_events(response.text) for response in both(addresses, "POST", path, body))
+    assert [name for name, _ in ours] == [name for name, _ in oracle]
+    for (_, own), (_, their) in zip(ours, oracle, strict=True):
+        assert_holds(own, their)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": MESSAGES, "system": [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+        {"messages": [*MESSAGES, {"role": "assistant", "content": "Hello"}]},
+    ],
+)
+def test_message_prompts_are_as_long(addresses: tuple[str, str], body: Any) -> None:
+    oracle, ours = both(addresses, "POST", "/v1/messages/count_tokens", body)
+    assert ours.json() == oracle.json()
 
 
 def test_metrics_have_the_same_names_order_and_types(addresses: tuple[str, str]) -> None:

@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 from real_process import ServerProcess
-from support_app import parse_events
+from support_app import parse_events, parse_named_events
 
 pytest.importorskip("pyllama._engine", reason="needs the native module")
 
@@ -253,6 +253,54 @@ def test_openai_errors_are_the_clients_own_classes(client: openai.OpenAI) -> Non
         client.chat.completions.create(model="any", messages=[{"role": "user", "content": "x"}], temperature="hot")  # type: ignore[call-overload]
     with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
         client.completions.create(model="any", prompt="word " * 5000)
+
+
+def test_openai_responses_plain_and_streamed_give_the_text_of_the_chat(client: openai.OpenAI) -> None:
+    question = "Say hello in French."
+    options: dict[str, Any] = {"model": "any", "input": question, "max_output_tokens": 12, "temperature": 0}
+    plain = client.responses.create(**options)
+    chat = client.chat.completions.create(
+        model="any", messages=[{"role": "user", "content": question}], max_tokens=12, temperature=0
+    )
+    assert plain.output_text == chat.choices[0].message.content != ""
+    assert plain.usage is not None
+    assert chat.usage is not None
+    assert plain.usage.input_tokens == chat.usage.prompt_tokens
+    events = list(client.responses.create(**options, stream=True))
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(event.delta for event in deltas) == plain.output_text
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == plain.output_text
+    with client.responses.stream(**{**options, "input": [{"role": "user", "content": question}]}) as stream:
+        assert stream.get_final_response().output_text == plain.output_text
+    follow_up = [
+        {"role": "user", "content": question},
+        *plain.to_dict()["output"],
+        {"role": "user", "content": "Again."},
+    ]  # type: ignore[misc]
+    again = client.responses.create(**{**options, "input": follow_up})
+    assert again.usage is not None
+    assert again.usage.input_tokens > plain.usage.input_tokens
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(**options, previous_response_id="resp_1")
+
+
+def test_anthropic_messages_plain_and_streamed_give_the_text_of_the_chat(server: ServerProcess) -> None:
+    body = {"messages": [{"role": "user", "content": "Say hello in French."}], "max_tokens": 12, "temperature": 0}
+    chat = server.post("/v1/chat/completions", body).json()
+    plain = server.post("/v1/messages", body).json()
+    text = plain["content"][0]["text"]
+    assert text == chat["choices"][0]["message"]["content"] != ""
+    counted = server.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+    assert counted == chat["usage"]["prompt_tokens"]
+    assert plain["usage"]["input_tokens"] + plain["usage"]["cache_read_input_tokens"] == counted
+    events = parse_named_events(server.post("/v1/messages", {**body, "stream": True}).text)
+    deltas = [data["delta"]["text"] for name, data in events if name == "content_block_delta"]
+    assert len(deltas) > 1
+    assert "".join(deltas) == text
+    assert events[-1][0] == "message_stop"
 
 
 # ---- generation

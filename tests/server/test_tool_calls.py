@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_engine import forced_text
 
+from pyllama.server.chat_templates import load_template
 from pyllama.server.tool_calls import ToolCall, ToolSet, ToolStyle, call_reader, style_of_template
 
 USER = {"role": "user", "content": "hi"}
@@ -383,3 +385,24 @@ def test_a_family_whose_calls_cannot_be_read_is_refused_by_name(serve: Any) -> N
     response = serve(template=template).post("/v1/chat/completions", {"messages": [USER], "tools": TOOLS})
     assert response.status_code == 501
     assert "'tools'" in response.json()["error"]["message"]
+
+
+def test_a_models_own_template_for_tools_is_used_with_tools_only(serve: Any, caplog: Any) -> None:
+    server = serve()
+    metadata = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": HERMES}
+    template, error = load_template("", metadata, server.vocabulary.tokenizer)
+    assert error is None
+    server.state.set_loaded(replace(server.state.loaded, chat_template=template))
+    assert rendered(server, USER) == "plain"
+    assert rendered(server, USER, tools=TOOLS).startswith('{"name": "weather"')
+    assert rendered(server, USER, tools=TOOLS, tool_choice="none") == "plain"
+    template, _ = load_template("{{ 'mine' }}", metadata, server.vocabulary.tokenizer)
+    assert template is not None
+    assert template.tool_use is None
+    template, error = load_template(
+        "", {**metadata, "tokenizer.chat_template.tool_use": "{% x"}, server.vocabulary.tokenizer
+    )
+    assert error is None
+    assert template is not None
+    assert (template.source, template.tool_use) == ("plain", None)
+    assert "tool_use" in caplog.text

@@ -33,6 +33,8 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         result.pop("max_completion_tokens", None)
     if body.get("tools") is not None:
         result["tools"] = _functions(body["tools"])
+    if (answer_format := _answer_format(body.get("text"))) is not None:
+        result["response_format"] = answer_format
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
         result["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
@@ -45,6 +47,29 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _answer_format(text: Any) -> dict[str, Any] | None:
+    """`text.format` as a chat request's `response_format`; None where the answer is free."""
+    if text is None:
+        return None
+    if not isinstance(text, dict):
+        raise wrong_type("text", "object", text)
+    form = text.get("format")
+    if form is None:
+        return None
+    if not isinstance(form, dict):
+        raise wrong_type("text.format", "object", form)
+    kind = form.get("type", "text")
+    if kind == "json_schema":
+        if not isinstance(form.get("schema"), dict):
+            raise wrong_type("text.format.schema", "object", form.get("schema"))
+        return {"type": kind, "json_schema": {"schema": form["schema"]}}
+    if kind == "json_object":
+        return {"type": kind}
+    if kind != "text":
+        raise InvalidRequest(f"Field 'text.format': the type {kind!r} is none of 'text', 'json_object', 'json_schema'")
+    return None
+
+
 def _refuse_stored(body: dict[str, Any]) -> None:
     for name in ("previous_response_id", "conversation", "prompt"):
         if body.get(name):
@@ -54,14 +79,6 @@ def _refuse_stored(body: dict[str, Any]) -> None:
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    text = body.get("text")
-    if text is not None:
-        if not isinstance(text, dict):
-            raise wrong_type("text", "object", text)
-        form = text.get("format")
-        kind = form.get("type", "text") if isinstance(form, dict) else "text"
-        if kind != "text":
-            raise NotSupported(f"Field 'text.format': the type '{kind}' is not supported yet; only 'text' is")
     include = body.get("include")
     if include is not None and not isinstance(include, list):
         raise wrong_type("include", "array", include)

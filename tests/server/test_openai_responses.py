@@ -168,6 +168,21 @@ def test_other_fields_are_passed_on() -> None:
     }  # fmt: skip
 
 
+def test_the_form_of_the_answer_is_that_of_a_chat_request(serve: Any) -> None:
+    schema = {"const": {"a": [1, 2]}}
+    form = {"format": {"type": "json_schema", "name": "pair", "schema": schema, "strict": True}}
+    assert chat_body({"input": "x", "text": form})["response_format"] == {
+        "type": "json_schema", "json_schema": {"schema": schema},
+    }  # fmt: skip
+    assert (
+        chat_body({"input": "x", "text": {"format": {"type": "json_object"}}})["response_format"]["type"]
+        == "json_object"
+    )
+    assert "response_format" not in chat_body({"input": "x", "text": {"format": {"type": "text"}}})
+    result = respond(serve(), text=form, max_output_tokens=900).json()
+    assert json.loads(result["output"][0]["content"][0]["text"]) == {"a": [1, 2]}
+
+
 @pytest.mark.parametrize(
     ("fields", "error", "words"),
     [
@@ -179,7 +194,8 @@ def test_other_fields_are_passed_on() -> None:
         ({"previous_response_id": "resp_1"}, InvalidRequest, "previous_response_id"),
         ({"background": True}, NotSupported, "background"),
         ({"tools": [{"type": "function"}]}, InvalidRequest, r"tools\[0\].name"),
-        ({"text": {"format": {"type": "json_schema"}}}, NotSupported, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, InvalidRequest, "text.format.schema"),
+        ({"text": {"format": {"type": "yaml"}}}, InvalidRequest, "text.format.*'yaml'"),
         ({"include": ["message.output_text.logprobs"]}, NotSupported, "top_logprobs"),
         ({"n": 2}, InvalidRequest, "'n'"),
     ],

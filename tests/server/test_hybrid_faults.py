@@ -136,7 +136,7 @@ def test_generating_past_the_end_of_the_context_stops_with_length(start: Callabl
     answer = server.complete(words(random.Random(7), 20), n_predict=1000)
     assert (answer["stop_type"], answer["truncated"]) == ("limit", True)
     assert answer["timings"]["predicted_n"] == 256 - 20
-    chat = {"messages": [{"role": "user", "content": "A" * 60}], "max_tokens": 1000, "logit_bias": {"2": -100}}
+    chat = {"messages": [{"role": "user", "content": "A" * 60}], "max_tokens": 1000, "ignore_eos": True}
     result = server.client.post("/v1/chat/completions", json=chat).json()
     assert result["choices"][0]["finish_reason"] == "length"
 

@@ -1,6 +1,7 @@
 // Loading and computing of the gated delta net.
 #include "model/gated_delta_net.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/error.h"
@@ -41,6 +42,8 @@ DeltaNetHyperparameters read_delta_net_hyperparameters(const Keys& keys, const H
     const int32_t interval = keys.optional("full_attention_interval", 4, 1, 1 << 16);
     for (int32_t layer = 0; layer < hp.layers; ++layer) delta.is_recurrent.push_back((layer + 1) % interval != 0);
   }
+  if (std::find(delta.is_recurrent.begin(), delta.is_recurrent.end(), 0) == delta.is_recurrent.end())
+    throw ModelError("no layer of the " + hp.architecture + " model attends, expected at least one");
   return delta;
 }
 

@@ -9,6 +9,13 @@
 
 namespace v100 {
 
+void require_trunk(const WeightLoader& weights, const Hyperparameters& hp, const char* first_tensor) {
+  const std::string trunk = block_prefix(0) + first_tensor;
+  if (hp.mtp_blocks > 0 && !weights.has(trunk) && weights.has(block_prefix(hp.layers) + "nextn.eh_proj.weight"))
+    throw ModelError("the file holds only the multi-token prediction of a " + hp.architecture + " model (no " + trunk +
+                     "); it cannot run without the file of the model itself");
+}
+
 std::string block_prefix(int32_t layer) { return "blk." + std::to_string(layer) + "."; }
 
 AttentionShare share_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer,

@@ -74,6 +74,10 @@ OutputWeights load_output(const WeightLoader& weights, const Hyperparameters& hp
 // them, else one.
 std::optional<Classifier> load_classifier(const WeightLoader& weights, const Hyperparameters& hp);
 
+// Throws ModelError for a file that was made to accompany a model: blocks of multi-token prediction without the trunk,
+// whose first block has `first_tensor`.
+void require_trunk(const WeightLoader& weights, const Hyperparameters& hp, const char* first_tensor);
+
 // "blk.7."
 std::string block_prefix(int32_t layer);
 

@@ -119,21 +119,10 @@ void Qwen35::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
   ops.add(x, gated_feed_forward(ops, n, w.ffn, Activation::silu));
 }
 
-// What a file holds that was made to accompany a model: the blocks of multi-token prediction without a trunk.
-void refuse_mtp_only(const Hyperparameters& hp, const WeightLoader& weights) {
-  const std::string trunk = block_prefix(0) + "attn_norm.weight";
-  if (hp.mtp_blocks > 0 && !weights.has(trunk) && weights.has(block_prefix(hp.layers) + "nextn.eh_proj.weight"))
-    throw ModelError("the file holds only the multi-token prediction of a " + hp.architecture + " model (no " + trunk +
-                     "); it cannot run without the file of the model itself");
-}
-
 std::unique_ptr<TextModel> load(Hyperparameters hp, const Keys& keys, const WeightLoader& weights) {
   hp.rope.sections = read_rope_sections(keys);
   DeltaNetHyperparameters delta = read_delta_net_hyperparameters(keys, hp);
-  bool attends = false;
-  for (const int32_t is_recurrent : delta.is_recurrent) attends = attends || is_recurrent == 0;
-  if (!attends) throw ModelError("no layer of the " + hp.architecture + " model attends, expected at least one");
-  refuse_mtp_only(hp, weights);
+  require_trunk(weights, hp, "attn_norm.weight");
   return std::make_unique<Qwen35>(std::move(hp), std::move(delta), weights);
 }
 

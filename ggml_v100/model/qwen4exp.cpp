@@ -212,28 +212,17 @@ Qwen4ExpHyperparameters read_qwen4exp_hyperparameters(const Metadata& metadata) 
   hp.delta = read_delta_net_hyperparameters(keys, hp.common);
   hp.indexer = read_indexer_hyperparameters(keys, hp.common);
   hp.memory = read_ngram_memory_hyperparameters(metadata, hp.common);
-  bool attends = false;
-  for (const int32_t is_recurrent : hp.delta.is_recurrent) attends = attends || is_recurrent == 0;
-  if (!attends) throw ModelError("no layer of the qwen4exp model attends, expected at least one");
   if (hp.memory.layer >= 0 && hp.delta.is_recurrent[static_cast<size_t>(hp.memory.layer)] == 0)
     throw ModelError(keys.full("ple.layers") + " has " + std::to_string(hp.memory.layer) +
                      ", which attends; expected a recurrent layer");
   return hp;
 }
 
-// What a file holds that was made to accompany a model: the blocks of multi-token prediction without a trunk.
-void refuse_mtp_only(const Hyperparameters& hp, const WeightLoader& weights) {
-  const std::string trunk = block_prefix(0) + "hc_attn_norm.weight";
-  if (hp.mtp_blocks > 0 && !weights.has(trunk) && weights.has(block_prefix(hp.layers) + "nextn.eh_proj.weight"))
-    throw ModelError("the file holds only the multi-token prediction of a qwen4exp model (no " + trunk +
-                     "); it cannot run without the file of the model itself");
-}
-
 }  // namespace
 
 std::unique_ptr<TextModel> load_qwen4exp(const Metadata& metadata, const WeightLoader& weights) {
   Qwen4ExpHyperparameters hp = read_qwen4exp_hyperparameters(metadata);
-  refuse_mtp_only(hp.common, weights);
+  require_trunk(weights, hp.common, "hc_attn_norm.weight");
   return std::make_unique<Qwen4Exp>(std::move(hp), weights);
 }
 

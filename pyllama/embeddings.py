@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from pyllama import _engine
 from pyllama.checkpoints import PAGE_TOKENS
 from pyllama.errors import InvalidArgument
+from pyllama.vector_norm import normalized
+
+EMBEDDED_TOGETHER = 16
+"""Texts that one pass through the model embeds at most."""
 
 
 def read_pooling_type(value: Any, model: _engine.Model) -> str:
@@ -43,7 +47,30 @@ class TextEmbedder:
         self._engine = engine
         self._sequences = list(sequences)
         self._n_embd = n_embd
+        self._longest = min(engine.n_batch, engine.n_ctx)
         self.pooling_type = pooling_type
+
+    def read_texts(
+        self, texts: Sequence[str], tokenize: Callable[[bytes], list[int]], *, truncate: bool
+    ) -> list[list[int]]:
+        """The tokens of each text, cut to what one pass takes. Raises `InvalidArgument`, and `TypeError` for no text.
+
+        truncate: False refuses a text that would be cut.
+        """
+        tokens = []
+        for index, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"embed takes texts, found {type(text).__name__} at position {index}")
+            ids = tokenize(text.encode("utf-8", "replace"))
+            if len(ids) > self._longest and not truncate:
+                raise InvalidArgument(
+                    f"text {index} has {len(ids)} tokens, more than the {self._longest} that n_batch and "
+                    "n_ctx allow; truncate=True uses its beginning"
+                )
+            if not ids:
+                raise InvalidArgument(f"text {index} has no tokens to embed")
+            tokens.append(ids[: self._longest])
+        return tokens
 
     def fits(self, n_tokens: int) -> bool:
         """Whether a text of that length can be embedded now."""
@@ -70,6 +97,13 @@ class TextEmbedder:
                     self._engine.clear(item.seq_id)
             results += [pool.values() for pool in pools]
         return results
+
+
+def as_lists(vectors: Sequence[NDArray[np.float32]], *, normalize: bool) -> list[Any]:
+    """Each embedding as a list of floats, or as one such list per token; divided by their lengths if asked for."""
+    if normalize:
+        vectors = [np.apply_along_axis(normalized, -1, vector) for vector in vectors]
+    return [vector.tolist() for vector in vectors]
 
 
 def _pages(n_tokens: int) -> int:

@@ -19,6 +19,13 @@ def default_cache_bytes() -> int:
     return min(MOST_CACHE_BYTES, available_bytes() // 4)
 
 
+def cache_budget(mebibytes: int | None) -> int:
+    """Bytes for a size in MiB; -1 for a negative one: no limit. None: `default_cache_bytes`."""
+    if mebibytes is None:
+        return default_cache_bytes()
+    return mebibytes * MEBIBYTE if mebibytes >= 0 else -1
+
+
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that can be used without swapping (all of it where the system does not say), within the group's limit."""
     limits = [*_group_limits(proc / "self/cgroup", groups)]

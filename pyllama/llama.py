@@ -45,12 +45,12 @@ from pyllama.completion_types import (
     CreateEmbeddingResponse,
 )
 from pyllama.dry_breakers import DryBreakerTable
-from pyllama.embeddings import TextEmbedder, read_pooling_type
+from pyllama.embeddings import EMBEDDED_TOGETHER, TextEmbedder, as_lists, read_pooling_type
 from pyllama.errors import InvalidArgument
 from pyllama.gguf.split_set import check_parts
 from pyllama.grammar import Constraint, GrammarCompiler, GrammarSource, LlamaGrammar
 from pyllama.grammar.llama_grammar import source_of
-from pyllama.host_memory import MEBIBYTE, default_cache_bytes
+from pyllama.host_memory import cache_budget
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -68,15 +68,11 @@ from pyllama.llama_values import (
     token_or_none,
 )
 from pyllama.tokenizer import Tokenizer
-from pyllama.vector_norm import normalized
 
 logger = logging.getLogger("pyllama")
 
 RANDOM_SEED = 0xFFFFFFFF
 """The seed that stands for a new random seed in every call."""
-
-EMBEDDED_TOGETHER = 16
-"""Texts that one pass through the model embeds at most."""
 
 
 class Llama:
@@ -256,7 +252,8 @@ class Llama:
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
             keeps_windows = swa_full is None or bool(swa_full) or self._shifts  # what is moved must be there
             needs_checkpoints = model.is_recurrent or (model.n_swa > 0 and not keeps_windows)
-            cache_bytes = _cache_bytes(cache_mib, needs_checkpoints=needs_checkpoints)
+            # Without states to keep, what two calls have in common is in the sequence itself.
+            cache_bytes = cache_budget(cache_mib) if needs_checkpoints or cache_mib is not None else 0
             keeps_states = needs_checkpoints and cache_bytes != 0 and n_checkpoints > 0
             engine = _engine.Engine(
                 model,
@@ -282,7 +279,6 @@ class Llama:
             if embedding:
                 sequences = range(1, 1 + EMBEDDED_TOGETHER)
                 self._embedder = TextEmbedder(engine, sequences, self._pooling_type, model.n_embd)
-                self._longest_embedded = min(n_batch, engine.n_ctx)
             on_error.pop_all()
 
     @classmethod
@@ -800,30 +796,12 @@ class Llama:
         if self._embedder is None:
             raise InvalidArgument("this Llama object was created without embedding=True: it cannot embed")
         texts = [input] if isinstance(input, str) else list(input)
-        tokens = []
-        for index, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"embed takes texts, found {type(text).__name__} at position {index}")
-            ids = self.tokenize(text.encode("utf-8", "replace"))
-            if len(ids) > self._longest_embedded and not truncate:
-                raise InvalidArgument(
-                    f"text {index} has {len(ids)} tokens, more than the {self._longest_embedded} that n_batch and "
-                    "n_ctx allow; truncate=True uses its beginning"
-                )
-            if not ids:
-                raise InvalidArgument(f"text {index} has no tokens to embed")
-            tokens.append(ids[: self._longest_embedded])
+        tokens = self._embedder.read_texts(texts, self.tokenize, truncate=truncate)
         with self._call() as sequence:
             if not self._embedder.fits(max(map(len, tokens), default=0)):
                 sequence.truncate(0)
             vectors = self._embedder.embed(tokens)
-        rows = [vector if vector.ndim == 2 else vector[None] for vector in vectors]
-        if normalize:
-            rows = [np.stack([normalized(row) for row in matrix]) for matrix in rows]
-        results = [
-            matrix.tolist() if vector.ndim == 2 else matrix[0].tolist()
-            for matrix, vector in zip(rows, vectors, strict=True)
-        ]
+        results = as_lists(vectors, normalize=normalize)
         output = results[0] if isinstance(input, str) else results
         return (output, sum(map(len, tokens))) if return_count else output
 
@@ -919,13 +897,6 @@ class Llama:
     def __del__(self) -> None:
         if hasattr(self, "_queue"):  # not there when the constructor refused its arguments
             self.close()
-
-
-def _cache_bytes(mebibytes: int | None, *, needs_checkpoints: bool) -> int:
-    """The engine's budget for the argument `cache_ram`; -1: no limit."""
-    if mebibytes is None:
-        return default_cache_bytes() if needs_checkpoints else 0
-    return mebibytes * MEBIBYTE if mebibytes >= 0 else -1
 
 
 def _only_tokens(

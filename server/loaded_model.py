@@ -11,7 +11,7 @@ from typing import Any
 
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
 from pyllama.dry_breakers import DryBreakerTable
-from pyllama.host_memory import MEBIBYTE, default_cache_bytes
+from pyllama.host_memory import MEBIBYTE, cache_budget
 from pyllama.server.chat_tools import with_calls_as_text, with_tools_as_text
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
@@ -27,8 +27,6 @@ log = logging.getLogger("pyllama.server.srv")
 
 # Tokens of each sequence that one engine step may draw (engine_loop.LoopSettings). More would save little.
 MAX_PASSES = 4
-# Texts that one pass through the model embeds at most.
-EMBEDDED_TOGETHER = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +123,14 @@ def context_sizes(settings: ServerSettings, n_ctx_train: int) -> tuple[int, int]
     return total, per_slot
 
 
-def cache_budget(settings: ServerSettings) -> int:
-    """Bytes of host memory for prompts that no slot holds any more and for states; -1: no limit. Logged."""
+def logged_cache_budget(settings: ServerSettings) -> int:
+    """Bytes of host memory for prompts that no slot holds any more and for states; -1: no limit."""
+    budget = cache_budget(settings.cache_ram)
     if settings.cache_ram is None:
-        budget = default_cache_bytes()
         log.info("prompt cache: at most %d MiB of host memory (--cache-ram changes that)", budget // MEBIBYTE)
-    elif settings.cache_ram < 0:
-        budget = -1
+    elif budget < 0:
         log.info("prompt cache: no limit on host memory")
     else:
-        budget = settings.cache_ram * MEBIBYTE
         log.info("prompt cache: at most %d MiB of host memory%s", settings.cache_ram, "" if budget else ", it is off")
     return budget
 
@@ -193,7 +189,7 @@ def open_model(settings: ServerSettings) -> Any:
 def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
     """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
     from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Sampler, Work
-    from pyllama.embeddings import read_pooling_type
+    from pyllama.embeddings import EMBEDDED_TOGETHER, read_pooling_type
     from pyllama.server.chat_templates import load_template
     from pyllama.server.engine_loop import LoopSettings
     from pyllama.tokenizer import Tokenizer
@@ -206,7 +202,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     metadata = model.metadata
     pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
-    cache_bytes = cache_budget(settings)
+    cache_bytes = logged_cache_budget(settings)
 
     def make_engine(model: Any) -> Any:
         return Engine(

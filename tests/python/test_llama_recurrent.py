@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pyllama import host_memory, llama_sequence
 from pyllama import llama as llama_module
-from pyllama import llama_sequence
 from pyllama.errors import InvalidArgument
 from pyllama.llama import Llama
 from support import fake_engine
@@ -25,7 +25,7 @@ CACHE = 100_000  # of the stand-in, in tokens
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for module in (llama_module, llama_sequence):
         monkeypatch.setattr(module, "_engine", fake_engine)
-    monkeypatch.setattr(llama_module, "default_cache_bytes", lambda: CACHE)
+    monkeypatch.setattr(host_memory, "default_cache_bytes", lambda: CACHE)
     fake_engine.reset()
     fake_engine.Model.is_recurrent = True
     yield fake_engine

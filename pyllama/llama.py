@@ -8,7 +8,7 @@ import math
 import operator
 import os
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +21,6 @@ from pyllama.chat_template import ChatTemplate, template_from_metadata, without_
 from pyllama.checkpoints import checkpoint_rule
 from pyllama.completion import (
     CompletionRequest,
-    DrawnToken,
     MoreSampling,
     SamplingOptions,
     TextDelta,
@@ -51,7 +50,7 @@ from pyllama.gguf.split_set import check_parts
 from pyllama.grammar import Constraint, GrammarCompiler, GrammarSource, LlamaGrammar
 from pyllama.grammar.llama_grammar import source_of
 from pyllama.host_memory import cache_budget
-from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence
+from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence, only_tokens
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
 from pyllama.llama_values import (
@@ -528,7 +527,7 @@ class Llama:
             reset=reset,
             constraint=self._constraint(source_of(grammar, None), options),
         )
-        return LockedStream(self._queue, _only_tokens(drawn))
+        return LockedStream(self._queue, only_tokens(drawn))
 
     def _options(
         self,
@@ -897,16 +896,3 @@ class Llama:
     def __del__(self) -> None:
         if hasattr(self, "_queue"):  # not there when the constructor refused its arguments
             self.close()
-
-
-def _only_tokens(
-    drawn: Generator[DrawnToken, Sequence[int] | None, None],
-) -> Generator[int, Sequence[int] | None, None]:
-    with contextlib.closing(drawn):
-        sent = None
-        while True:
-            try:
-                item = drawn.send(sent)
-            except StopIteration:
-                return
-            sent = yield item.token

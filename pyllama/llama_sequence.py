@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -346,3 +347,17 @@ class TokenSequence:
 
 def _common_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def only_tokens(
+    drawn: Generator[DrawnToken, Sequence[int] | None, None],
+) -> Generator[int, Sequence[int] | None, None]:
+    """What `TokenSequence.draw` yields without the probabilities; what is sent goes on to it."""
+    with contextlib.closing(drawn):
+        sent = None
+        while True:
+            try:
+                item = drawn.send(sent)
+            except StopIteration:
+                return
+            sent = yield item.token

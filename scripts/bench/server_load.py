@@ -33,10 +33,39 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from llama_cpp_peer import LlamaCppPeer
 from server_streams import running_server
 
-WORDS = (
-    "river stone lamp harbour winter engine paper garden signal copper mountain letter window bridge forest silver "
-    "market thunder pencil island candle meadow anchor violin basket compass feather kitchen rocket saddle tunnel"
-).split()
+WORDS = [
+    "river",
+    "stone",
+    "lamp",
+    "harbour",
+    "winter",
+    "engine",
+    "paper",
+    "garden",
+    "signal",
+    "copper",
+    "mountain",
+    "letter",
+    "window",
+    "bridge",
+    "forest",
+    "silver",
+    "market",
+    "thunder",
+    "pencil",
+    "island",
+    "candle",
+    "meadow",
+    "anchor",
+    "violin",
+    "basket",
+    "compass",
+    "feather",
+    "kitchen",
+    "rocket",
+    "saddle",
+    "tunnel",
+]
 SYSTEM = "You answer in one paragraph and in plain words. " + " ".join(WORDS * 4)
 RETRY_LIMIT_S = 30.0
 
@@ -234,8 +263,8 @@ def main() -> int:
         sides["llama.cpp"] = lambda: peer_server(arguments)
     print(
         f"{arguments.clients} clients, {arguments.slots} slots, {arguments.threads} threads, {arguments.seconds:g} s; "
-        "seconds are p50 / p95 / p99\n\n| server | tokens/s | requests/s | first token, s | whole answer, s | completed | "
-        "cancelled | refused (503) | errors |\n|---|---|---|---|---|---|---|---|---|",
+        "seconds are p50 / p95 / p99\n\n| server | tokens/s | requests/s | first token, s | whole answer, s | "
+        "completed | cancelled | refused (503) | errors |\n|---|---|---|---|---|---|---|---|---|",
         flush=True,
     )
     errors: collections.Counter[str] = collections.Counter()

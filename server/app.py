@@ -24,6 +24,7 @@ from pyllama.server.api import (
     openai_responses,
     rerank,
     slots,
+    streams,
     tokens,
 )
 from pyllama.server.errors import NotFound
@@ -77,6 +78,9 @@ ROUTES = (
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", chat.apply_template),
+    ("GET", "/v1/stream", streams.read_stream),
+    ("DELETE", "/v1/stream", streams.stop_stream),
+    ("POST", "/v1/streams/lookup", streams.lookup_streams),
 )
 
 
@@ -91,6 +95,7 @@ def create_app(state: ServerState) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.event_loop = asyncio.get_running_loop()
         yield
+        state.streams.close()
         if state.is_ready:
             await asyncio.to_thread(state.loaded.engine_loop.stop, STOP_SECONDS)
 

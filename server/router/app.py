@@ -22,6 +22,7 @@ from pyllama.server.errors import InvalidRequest, NotFound, ServerFault
 from pyllama.server.generation_params import settings_json
 from pyllama.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, CorsMiddleware, ErrorMiddleware
 from pyllama.server.responses import error_response, json_response, read_object
+from pyllama.server.router import streams
 from pyllama.server.router.catalog import Sources, upper_quant
 from pyllama.server.router.downloads import Downloads
 from pyllama.server.router.forward import Forwarder
@@ -255,6 +256,9 @@ OWN_ROUTES = (
     ("POST", "/models/load", load),
     ("POST", "/models/unload", unload),
     ("GET", "/models/sse", model_events),
+    ("GET", "/v1/stream", streams.read_stream),
+    ("DELETE", "/v1/stream", streams.stop_stream),
+    ("POST", "/v1/streams/lookup", streams.lookup_streams),
 )
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ import httpx
 
 
 class ServerProcess:
-    """`python -m pyllama.server` on a free port; its log is in `log_path`."""
+    """`python -m pyllama.server` on a free port; its log is in `log_path`.
 
-    def __init__(self, directory: Path, *arguments: str, port: int = 0) -> None:
+    environ: variables beside those of the tests, of which none of llama-server's is passed on.
+    """
+
+    def __init__(
+        self, directory: Path, *arguments: str, port: int = 0, environ: Mapping[str, str] | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log_path = directory / "log.txt"
         self._log = self.log_path.open("wb")
         environment = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_")}
         environment["XDG_CONFIG_HOME"] = str(directory)
+        environment |= environ or {}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyllama.server", "--port", str(port), *arguments],
             cwd=directory,

@@ -38,6 +38,7 @@ from pyllama.server.middleware import (
 from pyllama.server.responses import error_response
 from pyllama.server.state import ServerState
 from pyllama.server.static_pages import StaticPages
+from pyllama.server.vertex import vertex_routes
 
 STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
 
@@ -83,6 +84,8 @@ ROUTES = (
     ("POST", "/v1/streams/lookup", streams.lookup_streams),
 )
 
+ROUTE_PATHS = frozenset(path for _, path, _ in ROUTES)
+
 
 async def _not_found(request: Request, error: Exception) -> Response:
     return error_response(NotFound())
@@ -101,6 +104,7 @@ def create_app(state: ServerState) -> Starlette:
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in ROUTES]
+    routes += vertex_routes(settings, ROUTES)
     if settings.static_path:
         routes.append(Mount(prefix, StaticPages(settings.static_path)))
     app = Starlette(
@@ -108,7 +112,7 @@ def create_app(state: ServerState) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
             Middleware(ReadinessMiddleware, state=state),
-            Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+            Middleware(ApiKeyMiddleware, settings=settings),
             Middleware(BodyLimitMiddleware),
             Middleware(ErrorMiddleware),
         ],

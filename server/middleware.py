@@ -107,9 +107,11 @@ class ReadinessMiddleware:
 class ApiKeyMiddleware:
     """401 unless one of the keys is given. Few paths are public; behind a prefix none of them is."""
 
-    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = [key.encode() for key in settings.api_keys]
+        vertex = settings.vertex
+        self._public = PUBLIC_PATHS | {vertex.health} if vertex and vertex.health else PUBLIC_PATHS
 
     def _accepts(self, scope: Scope) -> bool:
         given = header(scope, b"authorization") or header(scope, b"x-api-key")
@@ -118,7 +120,7 @@ class ApiKeyMiddleware:
         return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and scope["path"] not in PUBLIC_PATHS and not self._accepts(scope):
+        if scope["type"] == "http" and self._keys and scope["path"] not in self._public and not self._accepts(scope):
             await error_response(Unauthorized())(scope, receive, send)
             return
         await self._app(scope, receive, send)

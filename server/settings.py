@@ -23,6 +23,14 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class VertexRoutes:
+    """Paths that Vertex AI asks for, prefix and all. `health`: empty where it asks for none of its own."""
+
+    predict: str
+    health: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """`defaults` are the values that requests start from. `given`: option names that the user set."""
 
@@ -40,6 +48,7 @@ class ServerSettings:
     timeout: int = 3600
     tls: TlsFiles | None = None
     static_path: str = ""
+    vertex: VertexRoutes | None = None
     tags: tuple[str, ...] = ()
     has_metrics: bool = False
     has_props: bool = False

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from pyllama.download.model_options import ModelSource
 from pyllama.server.api.info import health
+from pyllama.server.app import ROUTE_PATHS, ROUTES
 from pyllama.server.errors import InvalidRequest, NotFound, ServerFault
 from pyllama.server.generation_params import settings_json
 from pyllama.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, CorsMiddleware, ErrorMiddleware
@@ -31,6 +32,7 @@ from pyllama.server.router.presets import CatalogError
 from pyllama.server.settings import ServerSettings
 from pyllama.server.sse import STREAM_HEADERS, sse_event
 from pyllama.server.static_pages import PagesFirst, StaticPages
+from pyllama.server.vertex import vertex_routes
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -261,6 +263,8 @@ OWN_ROUTES = (
     ("POST", "/v1/streams/lookup", streams.lookup_streams),
 )
 
+ROUTER_PATHS = ROUTE_PATHS | {path for _, path, _ in OWN_ROUTES}
+
 
 async def _not_found(request: Request, error: Exception) -> Response:
     return error_response(NotFound())
@@ -277,6 +281,7 @@ def create_router_app(state: RouterState) -> Starlette:
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in OWN_ROUTES]
+    routes += vertex_routes(settings, ROUTES)
     if settings.static_path:
         routes.append(Mount(prefix, PagesFirst(StaticPages(settings.static_path), state.forwarder)))
     else:
@@ -285,7 +290,7 @@ def create_router_app(state: RouterState) -> Starlette:
         routes=routes,
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
-            Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+            Middleware(ApiKeyMiddleware, settings=settings),
             Middleware(BodyLimitMiddleware),
             Middleware(ErrorMiddleware),
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from pyllama.server.api import (
     anthropic_messages,
     chat,
     completions,
+    cors_proxy,
     embeddings,
     infill,
     info,
@@ -36,6 +38,7 @@ from pyllama.server.middleware import (
     ReadinessMiddleware,
 )
 from pyllama.server.responses import error_response
+from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
 from pyllama.server.static_pages import StaticPages
 from pyllama.server.vertex import vertex_routes
@@ -84,7 +87,19 @@ ROUTES = (
     ("POST", "/v1/streams/lookup", streams.lookup_streams),
 )
 
-ROUTE_PATHS = frozenset(path for _, path, _ in ROUTES)
+GUARDED_PATHS = ("/cors-proxy", "/tools")
+ROUTE_PATHS = frozenset({*GUARDED_PATHS, *(path for _, path, _ in ROUTES)})
+
+
+def guarded_routes(settings: ServerSettings) -> list[BaseRoute]:
+    """Experimental routes, which answer 403 where they are off."""
+    proxy = cors_proxy.CorsProxy(settings) if settings.has_cors_proxy else cors_proxy.disabled
+
+    async def fetch(http: Request) -> Any:
+        return await proxy(http)
+
+    handlers = {"/cors-proxy": fetch, "/tools": cors_proxy.disabled}
+    return [Route(settings.api_prefix + path, handlers[path], methods=["GET", "POST"]) for path in GUARDED_PATHS]
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -104,7 +119,7 @@ def create_app(state: ServerState) -> Starlette:
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in ROUTES]
-    routes += vertex_routes(settings, ROUTES)
+    routes += [*guarded_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, StaticPages(settings.static_path)))
     app = Starlette(

@@ -45,6 +45,7 @@ class ServerSettings:
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"
     cors_credentials: bool = True
+    has_cors_proxy: bool = False
     timeout: int = 3600
     tls: TlsFiles | None = None
     static_path: str = ""
@@ -157,10 +158,11 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         reuse_port=options.reuse_port,
         api_keys=tuple(options.api_key),
         api_prefix=options.api_prefix.rstrip("/"),
-        cors_origins=options.cors_origins,
+        cors_origins="localhost" if options.ui_mcp_proxy and "cors_origins" not in given else options.cors_origins,
         cors_methods=options.cors_methods,
         cors_headers=options.cors_headers,
         cors_credentials=options.cors_credentials,
+        has_cors_proxy=options.ui_mcp_proxy,
         timeout=options.timeout,
         tls=_tls(options),
         static_path=_existing_folder("--path", options.path),

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from pyllama.download.model_options import ModelSource
 from pyllama.server.api.info import health
-from pyllama.server.app import ROUTE_PATHS, ROUTES
+from pyllama.server.app import ROUTE_PATHS, ROUTES, guarded_routes
 from pyllama.server.errors import InvalidRequest, NotFound, ServerFault
 from pyllama.server.generation_params import settings_json
 from pyllama.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, CorsMiddleware, ErrorMiddleware
@@ -140,7 +140,7 @@ async def props(http: Request) -> Any:
         "default_generation_settings": {"params": settings_json(state.settings.defaults, full=False), "n_ctx": 0},
         "ui_settings": {},
         "build_info": state.build_info,
-        "cors_proxy_enabled": False,
+        "cors_proxy_enabled": state.settings.has_cors_proxy,
     }
     return json_response(facts)
 
@@ -281,7 +281,7 @@ def create_router_app(state: RouterState) -> Starlette:
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in OWN_ROUTES]
-    routes += vertex_routes(settings, ROUTES)
+    routes += [*guarded_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, PagesFirst(StaticPages(settings.static_path), state.forwarder)))
     else:

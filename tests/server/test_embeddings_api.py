@@ -236,6 +236,8 @@ def test_top_n_cuts_the_results(ranker: Any, top_n: Any, n_results: int) -> None
         ({"query": "q", "documents": []}, 400),
         ({"query": "q", "documents": None}, 400),
         ({"query": "q", "documents": "a"}, 400),
+        ({"query": "q", "documents": 123}, 400),
+        ({"query": "q", "documents": [1, 2, 3]}, 400),
         ({"query": "q", "documents": ["a", 1]}, 400),
         ({"query": "q", "texts": ["a", None]}, 400),
         ({"query": "q", "texts": ["a"], "return_text": 1}, 400),

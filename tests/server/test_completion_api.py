@@ -26,6 +26,7 @@ TIMING_KEYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.contract("completion 1")
 def test_a_native_result_has_its_keys_in_order(serve: Any) -> None:
     result = serve().post("/completion", {"prompt": "hello", "n_predict": 8, "return_tokens": True}).json()
     assert list(result) == NATIVE_KEYS
@@ -36,6 +37,7 @@ def test_a_native_result_has_its_keys_in_order(serve: Any) -> None:
     assert result["generation_settings"]["n_predict"] == result["generation_settings"]["max_tokens"] == 8
 
 
+@pytest.mark.contract("completion 3")
 @pytest.mark.parametrize("path", ["/completion", "/completions", "/v1/completions"])
 @pytest.mark.parametrize("stop", [[], ["a"], ["ab", "e "]])
 def test_a_streams_text_is_the_text_of_the_plain_answer(serve: Any, path: str, stop: list[str]) -> None:
@@ -93,6 +95,7 @@ def test_the_end_token_stops_and_its_text_is_not_shown(serve: Any) -> None:
     assert shown.post("/completion", {"prompt": "|", "n_predict": 9}).json()["content"] == "hi</s>"
 
 
+@pytest.mark.contract("metrics 5")
 @pytest.mark.parametrize(("n_predict", "expected"), [(0, 1), (1, 1), (3, 3)])
 def test_the_budget_counts_tokens_and_zero_gives_one(serve: Any, n_predict: int, expected: int) -> None:
     result = serve().post("/completion", {"prompt": "x", "n_predict": n_predict}).json()
@@ -104,6 +107,7 @@ def test_the_budget_counts_tokens_and_zero_gives_one(serve: Any, n_predict: int,
         assert timings["predicted_per_second"] == pytest.approx((expected - 1) / timings["predicted_ms"] * 1000)
 
 
+@pytest.mark.contract("ctx_shift 2")
 def test_without_a_budget_the_servers_counts_then_the_slot(serve: Any) -> None:
     assert serve(n_predict=5).post("/completion", {"prompt": "x"}).json()["tokens_predicted"] == 5
     result = serve(n_ctx=256).post("/completion", {"prompt": "12345678"}).json()
@@ -112,6 +116,7 @@ def test_without_a_budget_the_servers_counts_then_the_slot(serve: Any) -> None:
     assert plain["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.contract("completion 11")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_counts(serve: Any, stream: bool) -> None:
     server = serve(n_ctx=512, n_ctx_slot=256)
@@ -123,6 +128,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_both_counts(serve: Any, st
     assert server.post("/completion", {"prompt": "x" * 255, "stream": stream}).status_code == 200
 
 
+@pytest.mark.contract("completion 12", "completion 14")
 @pytest.mark.parametrize(
     ("prompt", "n_results", "n_tokens"),
     [
@@ -146,6 +152,7 @@ def test_prompt_shapes(serve: Any, prompt: Any, n_results: int, n_tokens: int) -
     assert len({r["content"] for r in results}) == 1
 
 
+@pytest.mark.contract("completion 13")
 @pytest.mark.parametrize(
     "prompt",
     [[], 5, True, 1.5, {}, {"text": "x"}, [1, [2]], [1, None], [[], 1.5], [True], ["a", 5.5], [1, {"prompt_string":
@@ -219,6 +226,7 @@ def test_choices_with_a_requested_slot_work_twice(serve: Any) -> None:
         assert [c["finish_reason"] for c in choices] == ["length", "length"]
 
 
+@pytest.mark.contract("completion 17")
 def test_response_fields_select_paths(serve: Any) -> None:
     server = serve()
     fields = ["content", "generation_settings/n_predict", "prompt", "nope/x", "content/x"]
@@ -230,6 +238,7 @@ def test_response_fields_select_paths(serve: Any) -> None:
     assert list(server.post("/completion", {**body, "response_fields": []}).json()) == NATIVE_KEYS
 
 
+@pytest.mark.contract("completion 18", "completion 19")
 def test_probabilities_come_per_token_in_both_forms(serve: Any) -> None:
     server = serve()
     body = {"prompt": "abc", "n_predict": 5, "n_probs": 10, "temperature": 0}
@@ -270,6 +279,7 @@ def test_openai_logprobs_are_filled_in_its_layout(serve: Any) -> None:
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).json()["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.contract("completion 8")
 def test_seeds_repeat_and_differ(serve: Any) -> None:
     server = serve()
 
@@ -281,6 +291,7 @@ def test_seeds_repeat_and_differ(serve: Any) -> None:
     assert text(1) == text(1) != text(2)
 
 
+@pytest.mark.contract("completion 22")
 @pytest.mark.parametrize(
     "bias",
     [
@@ -309,6 +320,7 @@ def test_ignore_eos_bans_end_tokens_and_shows_null_biases(serve: Any) -> None:
     assert result["generation_settings"]["logit_bias"] == []
 
 
+@pytest.mark.contract("metrics 7")
 def test_progress_and_timings_in_a_stream(serve: Any) -> None:
     server = serve(n_batch=64)
     body = {"prompt": "y" * 180, "n_predict": 4, "return_progress": True, "timings_per_token": True}

@@ -218,6 +218,7 @@ def test_changing_props_needs_the_option_and_does_nothing(serve: Any) -> None:
     assert serve(has_props=True).post("/props", {}).json() == {"success": True}
 
 
+@pytest.mark.contract("basic 4")
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])
 def test_models_list_one_entry_named_by_the_first_alias(serve: Any, path: str) -> None:
     models = serve().get(path).json()
@@ -228,6 +229,7 @@ def test_models_list_one_entry_named_by_the_first_alias(serve: Any, path: str) -
     ]  # fmt: skip
 
 
+@pytest.mark.contract("basic 5", "metrics 8")
 def test_slots_show_what_ran_and_that_it_ended(serve: Any) -> None:
     server = serve(n_slots=2)
     before = server.get("/slots").json()
@@ -271,6 +273,7 @@ def test_prompt_and_text_in_slots_only_for_debugging(serve: Any, monkeypatch: py
     assert (slot["prompt"], slot["generated"]) == ("abc", result["content"])
 
 
+@pytest.mark.contract("metrics 1", "metrics 2", "metrics 3", "metrics 4")
 def test_metrics_parse_with_the_official_parser_and_counters_add_up(serve: Any) -> None:
     """Known fault E25."""
     server = serve(has_metrics=True, n_slots=1)

@@ -16,24 +16,19 @@ import httpx
 
 
 class ServerProcess:
-    """`python -m pyllama.server` on a free port; its log is in `log_path`.
-
-    environ: variables beside those of the tests, of which none of llama-server's is passed on.
-    """
+    """`python -m pyllama.server` on a free port; its log is in `log_path`. `environment`: variables of it alone."""
 
     def __init__(
-        self, directory: Path, *arguments: str, port: int = 0, environ: Mapping[str, str] | None = None
+        self, directory: Path, *arguments: str, port: int = 0, environment: Mapping[str, str] | None = None
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log_path = directory / "log.txt"
         self._log = self.log_path.open("wb")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_")}
-        environment["XDG_CONFIG_HOME"] = str(directory)
-        environment |= environ or {}
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyllama.server", "--port", str(port), *arguments],
             cwd=directory,
-            env=environment,
+            env={**inherited, "XDG_CONFIG_HOME": str(directory), **(environment or {})},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )

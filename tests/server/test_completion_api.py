@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -403,6 +404,32 @@ def test_a_full_queue_answers_503_with_retry_after(serve: Any) -> None:
     for thread in threads:
         thread.join()
     assert server.post("/completion", {"prompt": "x", "n_predict": 1}).status_code == 200
+
+
+@pytest.mark.contract("completion 15")
+@pytest.mark.parametrize(("n_slots", "n_requests"), [(1, 3), (2, 2), (2, 4), (4, 2), (4, 6)])
+def test_more_requests_than_slots_are_all_answered_by_all_slots(serve: Any, n_slots: int, n_requests: int) -> None:
+    server = serve(n_slots=n_slots, engine={"step_seconds": 0.005})
+
+    def ask(number: int) -> Any:
+        return server.post("/completion", {"prompt": f"request {number}", "n_predict": 60})
+
+    def n_processing() -> int:
+        return sum(slot["is_processing"] for slot in server.get("/slots").json())
+
+    with ThreadPoolExecutor(n_requests) as executor:
+        answers = [executor.submit(ask, number) for number in range(n_requests)]
+        deadline = time.monotonic() + 10
+        seen = {n_processing()}
+        while not all(answer.done() for answer in answers):
+            assert time.monotonic() < deadline
+            seen.add(n_processing())
+    assert max(seen) == min(n_slots, n_requests)
+    for number, answer in enumerate(answers):
+        result = answer.result()
+        assert result.status_code == 200
+        assert result.json()["prompt"] == f"request {number}"
+        assert len(result.json()["content"]) == 60
 
 
 def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:

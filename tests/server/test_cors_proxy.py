@@ -181,7 +181,7 @@ def test_the_server_fetches_its_own_list_of_models(tiny_llama_path: Path, tmp_pa
     pytest.importorskip("pyllama._engine", reason="needs the native module")
     model = () if is_router else ("-m", str(tiny_llama_path), "-c", "512")
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    process = ServerProcess(tmp_path, *model, "-t", "1", "--ui-mcp-proxy", environ=environ)
+    process = ServerProcess(tmp_path, *model, "-t", "1", "--ui-mcp-proxy", environment=environ)
     try:
         process.wait_ready()
         assert "experimental: /cors-proxy" in process.log

@@ -36,7 +36,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start_router(
-    folder: Path, models: Path, *arguments: str, environ: Mapping[str, str] | None = None
+    folder: Path, models: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> ServerProcess:
     """Every model with one thread and little context; the cache is empty."""
     with pytest.MonkeyPatch.context() as patch:
@@ -45,7 +45,7 @@ def start_router(
                 patch.delenv(name)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         folder_of_models = ("--models-dir", str(models))
-        router = ServerProcess(folder, *folder_of_models, "-t", "1", "-c", "1024", *arguments, environ=environ)
+        router = ServerProcess(folder, *folder_of_models, "-t", "1", "-c", "1024", *arguments, environment=environment)
     router.wait_ready()
     return router
 

@@ -33,7 +33,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         folder,
         folder / "models",
         *("--models-preset", str(preset)),
-        environ={"LLAMA_SERVER_DEBUG_FAKE_TIMING": "1"},
+        environment={"LLAMA_SERVER_DEBUG_FAKE_TIMING": "1"},
     )
     yield process
     process.close()

@@ -136,7 +136,7 @@ def test_the_program_predicts_where_the_platform_asks(tiny_llama_path: Path, tmp
     folder.mkdir()
     (folder / "tiny.gguf").symlink_to(tiny_llama_path)
     model = ("--models-dir", str(folder)) if is_router else ("-m", str(tiny_llama_path))
-    process = ServerProcess(tmp_path / "run", *model, "-t", "1", "-c", "512", environ=environ)
+    process = ServerProcess(tmp_path / "run", *model, "-t", "1", "-c", "512", environment=environ)
     try:
         process.wait_ready()
         assert process.url == f"http://127.0.0.1:{port}"
@@ -150,7 +150,7 @@ def test_the_program_predicts_where_the_platform_asks(tiny_llama_path: Path, tmp
 def test_a_route_that_is_taken_ends_the_start(tiny_llama_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyllama._engine", reason="needs the native module")
     process = ServerProcess(
-        tmp_path, "-m", str(tiny_llama_path), environ={**ON, "AIP_PREDICT_ROUTE": "/v1/chat/completions"}
+        tmp_path, "-m", str(tiny_llama_path), environment={**ON, "AIP_PREDICT_ROUTE": "/v1/chat/completions"}
     )
     try:
         assert process.wait_exit() == 1

@@ -132,7 +132,7 @@ def _endpoint_row(endpoint: Endpoint) -> tuple[str, ...]:
     why = f"needs {endpoint.needs}" if endpoint.needs else ""
     state = "works"
     if not is_served(endpoint):
-        state, why = "refused", f"{endpoint.absent}; 404"
+        state, why = "refused", f"{endpoint.absent}; {endpoint.status}"
     return endpoint.method, _code(endpoint.paths), purpose, state, why
 
 

@@ -269,6 +269,7 @@ _RESPONSE_ITEM: Schema = {
         },
     ]
 }
+LOOKUP = (_B("conversation_ids", TEXTS, "whose streams are meant, those called `ID::...` included"),)
 _NOT_STORED = "this server stores no responses"
 RESPONSES = _rows(
     (

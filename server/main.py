@@ -120,6 +120,7 @@ async def _serve(
     end_engine = threading.Thread(target=loaded.engine_loop.stop, daemon=True)
     http.end_on_signals(asyncio.get_running_loop(), end_engine.start)
     state.set_loaded(loaded)
+    loaded.engine_loop.on_sleep = lambda is_sleeping: parent.tell("sleeping" if is_sleeping else "loaded")
     parent.tell("loaded", model=models_json(state, int(time.time()))["data"][0])
     log.info("model loaded")
     announce(settings, listeners)

@@ -89,6 +89,16 @@ _PHI3 = """\
 {%- endif -%}
 """
 
+_COMMAND_R = """\
+{%- for message in messages -%}
+    {%- set name = {'assistant': 'CHATBOT'}.get(message.role, message.role | upper) -%}
+    {{- '<|START_OF_TURN_TOKEN|><|' ~ name ~ '_TOKEN|>' ~ message.content | trim ~ '<|END_OF_TURN_TOKEN|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' -}}
+{%- endif -%}
+"""
+
 BUILTIN_TEMPLATES: Mapping[str, str] = {
     "chatml": _CHATML,
     "llama2": _LLAMA2,
@@ -98,6 +108,7 @@ BUILTIN_TEMPLATES: Mapping[str, str] = {
     "mistral-v7": _MISTRAL_V7,
     "zephyr": _ZEPHYR,
     "phi3": _PHI3,
+    "command-r": _COMMAND_R,
 }
 
 DEFAULT_TEMPLATE = "chatml"

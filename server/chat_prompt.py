@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pyllama.chat.answer import AnswerShape
+from pyllama.chat.reasoning_split import PromptEnd, ReasoningTags, prompt_end, tags_of_template
+from pyllama.chat.tool_calls import ToolSet, ToolStyle, style_of_template
 from pyllama.server.answer_format import is_constrained
-from pyllama.server.chat_answer import AnswerShape
 from pyllama.server.chat_messages import Conversation, read_messages, split_prefill
 from pyllama.server.chat_tools import parameter_schemas, read_tools
 from pyllama.server.errors import InvalidRequest, NotSupported
 from pyllama.server.json_codec import type_name
-from pyllama.server.reasoning_split import PromptEnd, ReasoningTags, prompt_end, tags_of_template
 from pyllama.server.request_fields import present, read_flag, read_reasoning_format, wrong_type
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
-from pyllama.server.tool_calls import ToolSet, ToolStyle, style_of_template
 
 
 @dataclass(frozen=True, slots=True)

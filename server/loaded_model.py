@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyllama.chat.tools_as_text import with_calls_as_text, with_tools_as_text
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.host_memory import MEBIBYTE, cache_budget
-from pyllama.server.chat_tools import with_calls_as_text, with_tools_as_text
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import InvalidRequest

@@ -80,7 +80,7 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _F("post_sampling_probs", "bool", "probabilities after the sampler chain instead"),
     _F("grammar", "text", "GBNF grammar that the answer keeps to; empty: none"),
     _F("json_schema", "schema", "JSON schema that the answer keeps to, unless `grammar` is given; `{}`: any object"),
-    _F("backend_sampling", "bool", "has no effect: sampling runs on the CPU, with the same results"),
+    _F("backend_sampling", "bool", "sample on the device; has no effect, as the results are the same"),
     _F("stop", "text_or_list", "texts that end the generation; empty: the server's"),
     # sampling
     _F("seed", "uint32", "4294967295 or -1: random"),

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +91,9 @@ def server_rate(address: str, prompts: list[list[int]], n_tokens: int) -> float:
 
 
 @contextlib.contextmanager
-def running_server(model: Path, *, n_streams: int, n_threads: int, n_ctx: int) -> Iterator[str]:
+def running_server(
+    model: Path, *, n_streams: int, n_threads: int, n_ctx: int, options: Sequence[str] = ()
+) -> Iterator[str]:
     """Start `llama-server` of this environment on a free port, wait until it is ready, yield "host:port", stop it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -111,6 +113,7 @@ def running_server(model: Path, *, n_streams: int, n_threads: int, n_ctx: int) -
         str(n_threads),
         "-c",
         str(n_ctx),
+        *options,
     ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"127.0.0.1:{port}"

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyllama.chat.answer import AnswerParser, AnswerShape, Delta, whole_answer
 from pyllama.server.answer_format import answer_schema
 from pyllama.server.api.completions import completion_id
 from pyllama.server.api.generate import in_thread_if_long, request_params, respond
@@ -21,7 +22,6 @@ from pyllama.server.api.results import (
     prompt_progress,
     usage,
 )
-from pyllama.server.chat_answer import AnswerParser, AnswerShape, Delta, whole_answer
 from pyllama.server.chat_prompt import ChatPrompt, chat_prompt
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText

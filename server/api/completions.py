@@ -23,10 +23,10 @@ from pyllama.server.api.results import (
     select_fields,
     usage,
 )
-from pyllama.server.errors import InvalidRequest
+from pyllama.server.errors import InvalidRequest, NotSupported
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
 from pyllama.server.prompts import read_prompts
-from pyllama.server.request_fields import read_flag
+from pyllama.server.request_fields import read_flag, wrong_type
 from pyllama.server.responses import read_object
 from pyllama.server.state import ServerState, server_state
 
@@ -229,14 +229,16 @@ async def native_completion(http: Request) -> Response:
 
 
 async def openai_completion(http: Request) -> Response:
-    return await _complete(http, OpenAICompletionFormat(server_state(http)), takes_echo=True)
+    return await _complete(http, OpenAICompletionFormat(server_state(http)), is_openai=True)
 
 
 async def _complete(
-    http: Request, results: NativeFormat | OpenAICompletionFormat, *, takes_echo: bool = False
+    http: Request, results: NativeFormat | OpenAICompletionFormat, *, is_openai: bool = False
 ) -> Response:
     body = await read_object(http)
-    echo = read_flag(body.pop("echo", None), "echo", False) if takes_echo else False
+    echo = read_flag(body.pop("echo", None), "echo", False) if is_openai else False
+    if is_openai:
+        _refuse_unsupported(body)
     loaded = server_state(http).loaded
     if body.get("prompt") is None:
         raise InvalidRequest("key 'prompt' not found")
@@ -248,3 +250,16 @@ async def _complete(
         n_bytes, read_prompts, body["prompt"], loaded.tokenizer, loaded.vocabulary.n_vocab
     )
     return await respond(http, prompts, params, results)
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    """Fields of OpenAI's that would change the answer."""
+    suffix, best_of = body.get("suffix"), body.get("best_of")
+    if suffix is not None and not isinstance(suffix, str):
+        raise wrong_type("suffix", "string", suffix)
+    if suffix:
+        raise NotSupported("Field 'suffix': this route continues the prompt; /infill takes what comes after the gap")
+    if best_of is not None and (isinstance(best_of, bool) or not isinstance(best_of, int)):
+        raise wrong_type("best_of", "integer", best_of)
+    if best_of is not None and best_of > 1 and best_of != body.get("n"):
+        raise NotSupported("Field 'best_of': all choices are answered, none is left out; use 'n'")

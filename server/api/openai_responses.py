@@ -10,10 +10,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyllama.chat.answer import AnswerParser, Delta
 from pyllama.server.api.chat import ChatTask, input_token_count, read_chat
 from pyllama.server.api.generate import respond
 from pyllama.server.api.results import finish_reason, prompt_progress
-from pyllama.server.chat_answer import AnswerParser, Delta
 from pyllama.server.generation import Event, Finished, Generation, Progress, Started, TokenText
 from pyllama.server.openai_responses_request import chat_body
 from pyllama.server.responses import json_response, read_object

@@ -22,6 +22,7 @@ def rendered(server: Any, *messages: Any, **fields: Any) -> Any:
     return response.json()["prompt"] if response.status_code == 200 else response
 
 
+@pytest.mark.contract("chat 1")
 def test_a_chat_result_has_its_keys_in_order(serve: Any) -> None:
     server = serve()
     result = chat(server, USER).json()
@@ -45,12 +46,14 @@ def test_a_chat_result_has_its_keys_in_order(serve: Any) -> None:
     }
 
 
+@pytest.mark.contract("chat 1")
 def test_the_alias_route_and_an_unknown_model_name_are_accepted(serve: Any) -> None:
     response = serve().post("/chat/completions", {"messages": [USER], "max_tokens": 1, "model": "gpt-9", "user": "me"})
     assert response.status_code == 200
     assert response.json()["model"] == "fake"
 
 
+@pytest.mark.contract("chat 3")
 def test_stream_begins_with_the_role_and_ends_with_an_empty_delta(serve: Any) -> None:
     server = serve()
     body = {"messages": [USER], "max_tokens": 5, "seed": 3}
@@ -69,6 +72,7 @@ def test_stream_begins_with_the_role_and_ends_with_an_empty_delta(serve: Any) ->
     assert not any("usage" in event for event in events)
 
 
+@pytest.mark.contract("chat 3")
 def test_the_usage_chunk_with_empty_choices_comes_only_when_asked_for(serve: Any) -> None:
     events = serve().events(
         "/v1/chat/completions", {"messages": [USER], "max_tokens": 5, "stream_options": {"include_usage": True}}
@@ -80,6 +84,7 @@ def test_the_usage_chunk_with_empty_choices_comes_only_when_asked_for(serve: Any
     assert "timings" not in events[-2]
 
 
+@pytest.mark.contract("chat 15")
 def test_timings_per_token_leave_the_role_chunk_alone(serve: Any) -> None:
     events = serve().events("/v1/chat/completions", {"messages": [USER], "max_tokens": 5, "timings_per_token": True})[
         :-1
@@ -100,6 +105,7 @@ def test_held_back_text_is_not_sent_before_the_stop_string_is_decided(serve: Any
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.contract("chat 16", "chat 17")
 def test_logprobs_with_every_visible_chunk_and_whole_in_the_plain_answer(serve: Any) -> None:
     server = serve()
     body = {"messages": [USER], "max_tokens": 5, "logprobs": True, "top_logprobs": 10, "temperature": 0}
@@ -154,6 +160,7 @@ def test_choices_interleave_and_each_has_its_finish_chunk(serve: Any) -> None:
     assert events[-2]["choices"] == []
 
 
+@pytest.mark.contract("chat 21")
 def test_progress_chunks_precede_the_answer(serve: Any) -> None:
     server = serve(n_batch=64)
     message = {"role": "user", "content": "z" * 170}
@@ -166,6 +173,7 @@ def test_progress_chunks_precede_the_answer(serve: Any) -> None:
     assert [event["choices"][0]["delta"]["role"] for event in events[: len(progress)]] == ["assistant"] * len(progress)
 
 
+@pytest.mark.contract("chat 14")
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
@@ -229,6 +237,7 @@ def test_text_parts_are_joined_by_a_line_break_and_developer_may_speak(serve: An
     assert text == "system:be brief;user:a\nb;"
 
 
+@pytest.mark.contract("chat 6", "chat 7")
 def test_the_last_assistant_message_is_continued(serve: Any) -> None:
     server = serve()
     parts = [{"type": "text", "text": "Once"}, {"type": "text", "text": "upon"}]
@@ -255,6 +264,7 @@ def test_the_given_text_is_repeated_only_with_echo(serve: Any) -> None:
     assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == echoed
 
 
+@pytest.mark.contract("chat 8")
 @pytest.mark.parametrize(
     ("fields", "message", "status"),
     [

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ TIMING_KEYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.contract("completion 1")
 def test_a_native_result_has_its_keys_in_order(serve: Any) -> None:
     result = serve().post("/completion", {"prompt": "hello", "n_predict": 8, "return_tokens": True}).json()
     assert list(result) == NATIVE_KEYS
@@ -36,6 +38,7 @@ def test_a_native_result_has_its_keys_in_order(serve: Any) -> None:
     assert result["generation_settings"]["n_predict"] == result["generation_settings"]["max_tokens"] == 8
 
 
+@pytest.mark.contract("completion 3")
 @pytest.mark.parametrize("path", ["/completion", "/completions", "/v1/completions"])
 @pytest.mark.parametrize("stop", [[], ["a"], ["ab", "e "]])
 def test_a_streams_text_is_the_text_of_the_plain_answer(serve: Any, path: str, stop: list[str]) -> None:
@@ -93,6 +96,7 @@ def test_the_end_token_stops_and_its_text_is_not_shown(serve: Any) -> None:
     assert shown.post("/completion", {"prompt": "|", "n_predict": 9}).json()["content"] == "hi</s>"
 
 
+@pytest.mark.contract("metrics 5")
 @pytest.mark.parametrize(("n_predict", "expected"), [(0, 1), (1, 1), (3, 3)])
 def test_the_budget_counts_tokens_and_zero_gives_one(serve: Any, n_predict: int, expected: int) -> None:
     result = serve().post("/completion", {"prompt": "x", "n_predict": n_predict}).json()
@@ -104,6 +108,7 @@ def test_the_budget_counts_tokens_and_zero_gives_one(serve: Any, n_predict: int,
         assert timings["predicted_per_second"] == pytest.approx((expected - 1) / timings["predicted_ms"] * 1000)
 
 
+@pytest.mark.contract("ctx_shift 2")
 def test_without_a_budget_the_servers_counts_then_the_slot(serve: Any) -> None:
     assert serve(n_predict=5).post("/completion", {"prompt": "x"}).json()["tokens_predicted"] == 5
     result = serve(n_ctx=256).post("/completion", {"prompt": "12345678"}).json()
@@ -112,6 +117,7 @@ def test_without_a_budget_the_servers_counts_then_the_slot(serve: Any) -> None:
     assert plain["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.contract("completion 11")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_that_leaves_no_room_is_refused_with_both_counts(serve: Any, stream: bool) -> None:
     server = serve(n_ctx=512, n_ctx_slot=256)
@@ -123,6 +129,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_both_counts(serve: Any, st
     assert server.post("/completion", {"prompt": "x" * 255, "stream": stream}).status_code == 200
 
 
+@pytest.mark.contract("completion 12", "completion 14")
 @pytest.mark.parametrize(
     ("prompt", "n_results", "n_tokens"),
     [
@@ -146,6 +153,7 @@ def test_prompt_shapes(serve: Any, prompt: Any, n_results: int, n_tokens: int) -
     assert len({r["content"] for r in results}) == 1
 
 
+@pytest.mark.contract("completion 13")
 @pytest.mark.parametrize(
     "prompt",
     [[], 5, True, 1.5, {}, {"text": "x"}, [1, [2]], [1, None], [[], 1.5], [True], ["a", 5.5], [1, {"prompt_string":
@@ -219,6 +227,7 @@ def test_choices_with_a_requested_slot_work_twice(serve: Any) -> None:
         assert [c["finish_reason"] for c in choices] == ["length", "length"]
 
 
+@pytest.mark.contract("completion 17")
 def test_response_fields_select_paths(serve: Any) -> None:
     server = serve()
     fields = ["content", "generation_settings/n_predict", "prompt", "nope/x", "content/x"]
@@ -230,6 +239,7 @@ def test_response_fields_select_paths(serve: Any) -> None:
     assert list(server.post("/completion", {**body, "response_fields": []}).json()) == NATIVE_KEYS
 
 
+@pytest.mark.contract("completion 18", "completion 19")
 def test_probabilities_come_per_token_in_both_forms(serve: Any) -> None:
     server = serve()
     body = {"prompt": "abc", "n_predict": 5, "n_probs": 10, "temperature": 0}
@@ -270,6 +280,7 @@ def test_openai_logprobs_are_filled_in_its_layout(serve: Any) -> None:
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).json()["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.contract("completion 8")
 def test_seeds_repeat_and_differ(serve: Any) -> None:
     server = serve()
 
@@ -281,6 +292,7 @@ def test_seeds_repeat_and_differ(serve: Any) -> None:
     assert text(1) == text(1) != text(2)
 
 
+@pytest.mark.contract("completion 22")
 @pytest.mark.parametrize(
     "bias",
     [
@@ -309,6 +321,7 @@ def test_ignore_eos_bans_end_tokens_and_shows_null_biases(serve: Any) -> None:
     assert result["generation_settings"]["logit_bias"] == []
 
 
+@pytest.mark.contract("metrics 7")
 def test_progress_and_timings_in_a_stream(serve: Any) -> None:
     server = serve(n_batch=64)
     body = {"prompt": "y" * 180, "n_predict": 4, "return_progress": True, "timings_per_token": True}
@@ -391,6 +404,32 @@ def test_a_full_queue_answers_503_with_retry_after(serve: Any) -> None:
     for thread in threads:
         thread.join()
     assert server.post("/completion", {"prompt": "x", "n_predict": 1}).status_code == 200
+
+
+@pytest.mark.contract("completion 15")
+@pytest.mark.parametrize(("n_slots", "n_requests"), [(1, 3), (2, 2), (2, 4), (4, 2), (4, 6)])
+def test_more_requests_than_slots_are_all_answered_by_all_slots(serve: Any, n_slots: int, n_requests: int) -> None:
+    server = serve(n_slots=n_slots, engine={"step_seconds": 0.005})
+
+    def ask(number: int) -> Any:
+        return server.post("/completion", {"prompt": f"request {number}", "n_predict": 60})
+
+    def n_processing() -> int:
+        return sum(slot["is_processing"] for slot in server.get("/slots").json())
+
+    with ThreadPoolExecutor(n_requests) as executor:
+        answers = [executor.submit(ask, number) for number in range(n_requests)]
+        deadline = time.monotonic() + 10
+        seen = {n_processing()}
+        while not all(answer.done() for answer in answers):
+            assert time.monotonic() < deadline
+            seen.add(n_processing())
+    assert max(seen) == min(n_slots, n_requests)
+    for number, answer in enumerate(answers):
+        result = answer.result()
+        assert result.status_code == 200
+        assert result.json()["prompt"] == f"request {number}"
+        assert len(result.json()["content"]) == 60
 
 
 def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:

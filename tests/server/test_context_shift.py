@@ -38,6 +38,7 @@ def shifted_tokens(
     return generated, shifts
 
 
+@pytest.mark.contract("ctx_shift 1")
 def test_generation_goes_on_beyond_the_slot(serve: Serve) -> None:
     """The case of llama-server's own tests: 226 tokens of prompt and 96 more in a slot of 256."""
     server = serve(context_shift=True, n_ctx_slot=256)
@@ -52,6 +53,7 @@ def test_generation_goes_on_beyond_the_slot(serve: Serve) -> None:
     assert answer["tokens_cached"] == 226 + 95 - 127
 
 
+@pytest.mark.contract("ctx_shift 2")
 def test_without_the_option_a_full_slot_ends_the_generation(serve: Serve) -> None:
     server = serve(n_ctx_slot=256)
     answer = server.post("/completion", {"prompt": "x" * 226, "n_predict": 96, "temperature": 0}).json()

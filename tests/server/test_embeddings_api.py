@@ -38,12 +38,13 @@ INPUTS: list[tuple[Any, list[list[int]]]] = [
 ]
 
 
+@pytest.mark.contract("embedding 2", "embedding 4", "embedding 5", "embedding 8", "embedding 15")
 @pytest.mark.parametrize(("value", "texts"), INPUTS)
 def test_every_shape_of_input_gives_one_vector_per_text_in_order(
     serve: Serve, value: Any, texts: list[list[int]]
 ) -> None:
     server = serve(pooling="mean")
-    answer = server.post("/v1/embeddings", {"input": value, "model": "mine", "dimensions": 2}).json()
+    answer = server.post("/v1/embeddings", {"input": value, "model": "mine"}).json()
     assert list(answer) == ["model", "object", "usage", "data"]
     assert (answer["model"], answer["object"]) == ("mine", "list")
     n_tokens = sum(map(len, texts))
@@ -57,12 +58,28 @@ def test_every_shape_of_input_gives_one_vector_per_text_in_order(
     assert [entry["embedding"] for entry in native] == [[entry["embedding"]] for entry in answer["data"]]
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+def test_dimensions_keep_the_first_values_and_normalise_them_again(serve: Serve, path: str) -> None:
+    server = serve(pooling="mean")
+    answer = server.post(path, {"input": "ab", "dimensions": 2}).json()
+    vector = answer["data"][0]["embedding"] if path == "/v1/embeddings" else answer[0]["embedding"][0]
+    np.testing.assert_allclose(vector, unit(fake_embedding([97, 98])[:2]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 65, 10**400, 1.5, True, "2", [2]])
+def test_dimensions_that_the_model_lacks_are_refused(serve: Serve, dimensions: Any) -> None:
+    response = serve(pooling="mean").post("/v1/embeddings", {"input": "a", "dimensions": dimensions})
+    assert response.status_code == 400
+    assert "dimensions" in response.json()["error"]["message"]
+
+
 def test_bos_is_added_to_texts_where_the_vocabulary_wants_it(serve: Serve) -> None:
     server = serve(pooling="last", tokenizer={"add_bos": True})
     (entry,) = server.post("/embedding", {"content": "a", "embd_normalize": -1}).json()
     np.testing.assert_array_equal(np.float32(entry["embedding"][0]), fake_embedding([BOS, 97]))
 
 
+@pytest.mark.contract("embedding 6", "embedding 17")
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -92,6 +109,7 @@ def test_bad_requests_are_refused_by_name(serve: Serve, body: Any, status: int, 
     assert server.post("/v1/embeddings", {"input": "a"}).status_code == 200
 
 
+@pytest.mark.contract("embedding 13")
 def test_input_longer_than_the_batch_works_and_longer_than_the_slot_is_refused(serve: Serve) -> None:
     """Known fault E31: the size of a pass is no limit."""
     server = serve(pooling="mean", n_batch=7, n_ctx_slot=500)
@@ -123,6 +141,7 @@ def test_the_norm_is_the_request_s_or_the_server_s(serve: Serve, norm: int, size
         np.testing.assert_allclose(answer["data"][0]["embedding"], expected, rtol=1e-3 if norm == 1000 else 1e-6)
 
 
+@pytest.mark.contract("embedding 16")
 def test_base64_holds_the_same_numbers(serve: Serve) -> None:
     server = serve(pooling="cls")
     plain = server.post("/v1/embeddings", {"input": ["a", "b"], "encoding_format": "float"}).json()["data"]
@@ -132,6 +151,7 @@ def test_base64_holds_the_same_numbers(serve: Serve) -> None:
         assert np.frombuffer(base64.b64decode(b["embedding"]), "<f4").tolist() == a["embedding"]
 
 
+@pytest.mark.contract("embedding 9", "embedding 10")
 def test_without_pooling_there_is_a_vector_per_token_on_the_native_route_only(serve: Serve) -> None:
     server = serve(pooling="none")
     (entry,) = server.post("/embeddings", {"input": "abc"}).json()
@@ -170,6 +190,7 @@ def test_a_failure_of_the_engine_is_told_and_the_next_request_works(serve: Serve
     assert len(server.engine.pool.free) == 4
 
 
+@pytest.mark.contract("metrics 9")
 def test_metrics_count_embedded_tokens_as_prompt_tokens(serve: Serve) -> None:
     server = serve(pooling="mean", has_metrics=True)
     server.post("/v1/embeddings", {"input": ["abc", "de"]})
@@ -194,6 +215,7 @@ def ranker(serve: Serve) -> Any:
     return serve(pooling="rank", rerank_template=TEMPLATE)
 
 
+@pytest.mark.contract("rerank 2", "rerank 4")
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
 def test_documents_come_back_by_falling_score(ranker: Any, path: str) -> None:
     documents = ["one", "two", "", "four", "two"]
@@ -210,6 +232,7 @@ def test_documents_come_back_by_falling_score(ranker: Any, path: str) -> None:
     assert shown == [{"index": i, "score": scores[i], "text": documents[i]} for i in order]
 
 
+@pytest.mark.contract("rerank 5")
 @pytest.mark.parametrize(("top_n", "n_results"), [(0, 0), (1, 1), (2, 2), (99, 3), (1.9, 1), ("x", 3), (None, 3)])
 def test_top_n_cuts_the_results(ranker: Any, top_n: Any, n_results: int) -> None:
     body = {"query": "q", "documents": ["a", "b", "c"], "top_n": top_n}
@@ -218,6 +241,7 @@ def test_top_n_cuts_the_results(ranker: Any, top_n: Any, n_results: int) -> None
     assert results == ranker.post("/rerank", {**body, "top_n": 3}).json()["results"][:n_results]
 
 
+@pytest.mark.contract("rerank 3")
 @pytest.mark.parametrize(
     ("body", "status"),
     [
@@ -227,6 +251,8 @@ def test_top_n_cuts_the_results(ranker: Any, top_n: Any, n_results: int) -> None
         ({"query": "q", "documents": []}, 400),
         ({"query": "q", "documents": None}, 400),
         ({"query": "q", "documents": "a"}, 400),
+        ({"query": "q", "documents": 123}, 400),
+        ({"query": "q", "documents": [1, 2, 3]}, 400),
         ({"query": "q", "documents": ["a", 1]}, 400),
         ({"query": "q", "texts": ["a", None]}, 400),
         ({"query": "q", "texts": ["a"], "return_text": 1}, 400),

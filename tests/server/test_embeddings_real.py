@@ -37,6 +37,7 @@ def server(reranker: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         process.close()
 
 
+@pytest.mark.contract("embedding 7", "embedding 11", "embedding 12")
 def test_the_official_client_gets_unit_vectors_that_do_not_depend_on_company(server: ServerProcess) -> None:
     texts = ["hello world", "a", "the other " * 60, "b"]
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=120) as client:

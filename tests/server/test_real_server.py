@@ -63,6 +63,7 @@ def free_port() -> int:
 # ---- start and end
 
 
+@pytest.mark.contract("basic 1")
 def test_every_path_is_503_while_the_model_loads_then_health_is_ok(smollm2_path: Path, tmp_path: Path) -> None:
     process = ServerProcess(tmp_path, "-m", str(smollm2_path), "-c", "512", port=free_port())
     try:
@@ -189,6 +190,7 @@ def test_openai_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["smol"]
 
 
+@pytest.mark.contract("completion 4", "completion 5")
 def test_openai_completion_plain_and_streamed_give_the_same_text(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "any", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     plain = client.completions.create(**options)
@@ -208,6 +210,7 @@ def test_openai_completion_logprobs(client: openai.OpenAI) -> None:
     assert all(value is not None and value <= 0 for value in logprobs.token_logprobs or [])
 
 
+@pytest.mark.contract("chat 4", "chat 16", "chat 17")
 def test_openai_chat_plain_and_streamed_give_the_same_text(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {
         "model": "any",
@@ -319,6 +322,7 @@ def test_greedy_texts_are_the_same_alone_and_beside_seven_others(server: ServerP
     assert together == alone
 
 
+@pytest.mark.contract("completion 7")
 def test_a_follow_up_computes_only_what_is_new_and_says_the_same(server: ServerProcess) -> None:
     text = "The quick brown fox jumps over the lazy dog. " * 8
     first = server.post("/completion", {"prompt": text, "n_predict": 8, "temperature": 0}).json()
@@ -367,6 +371,7 @@ def test_a_streams_text_is_the_text_of_the_plain_answer_for_any_characters(serve
     assert "".join(event["content"] for event in events) == plain["content"]
 
 
+@pytest.mark.contract("completion 20")
 def test_probabilities_match_between_tokens_and_sum_up(server: ServerProcess) -> None:
     body = {"prompt": "The capital of France is", "n_predict": 3, "n_probs": 10, "temperature": 0}
     result = server.post("/completion", body).json()
@@ -416,6 +421,7 @@ def test_many_random_tokens_are_refused_for_their_number_only(server: ServerProc
     assert parse_events(server.post("/v1/completions", body).text)[-1] == "[DONE]"
 
 
+@pytest.mark.contract("completion 23")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_slot(server: ServerProcess, stream: bool) -> None:
     body = json.dumps({"prompt": "Once upon a time", "n_predict": 3000, "ignore_eos": True, "stream": stream}).encode()
@@ -450,6 +456,7 @@ def test_the_models_own_template_is_applied(server: ServerProcess) -> None:
     )
 
 
+@pytest.mark.contract("completion 16")
 def test_a_small_shared_pool_serves_four_long_requests_completely(smollm2_path: Path, tmp_path: Path) -> None:
     """Known fault E13: nobody fails, and the texts are those of lone requests."""
     process = ServerProcess(tmp_path, "-m", str(smollm2_path), "-c", "256", "-np", "4", "-kvu", "-t", "1")

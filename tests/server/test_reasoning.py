@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fake_engine import BOS, END, forced_text
 
-from pyllama.server import reasoning_split
-from pyllama.server.chat_answer import AnswerParser, AnswerShape, whole_answer
-from pyllama.server.reasoning_split import (
+from pyllama.chat import reasoning_split
+from pyllama.chat.answer import AnswerParser, AnswerShape, whole_answer
+from pyllama.chat.reasoning_split import (
     KNOWN_TAGS,
     PromptEnd,
     ReasoningSplitter,

@@ -41,6 +41,7 @@ def chat(server: Any, **fields: Any) -> Any:
     return server.post("/v1/chat/completions", {"messages": USER, "max_tokens": 900, **fields})
 
 
+@pytest.mark.contract("chat 12")
 def test_a_literal_grammar_forces_its_text(serve: Any) -> None:
     answer = complete(serve(), grammar='root ::= "text, é😀"').json()
     assert answer["content"] == "text, é😀"
@@ -48,6 +49,7 @@ def test_a_literal_grammar_forces_its_text(serve: Any) -> None:
     assert answer["generation_settings"]["grammar"] == 'root ::= "text, é😀"'
 
 
+@pytest.mark.contract("chat 10", "chat 11")
 def test_a_schema_holds_plain_and_streamed_on_every_path(serve: Any) -> None:
     server = serve()
     plain = complete(server, json_schema=SHORT).json()["content"]
@@ -70,6 +72,7 @@ def test_a_schema_holds_plain_and_streamed_on_every_path(serve: Any) -> None:
     assert "".join(piece or "" for piece in pieces) == answers.pop()
 
 
+@pytest.mark.contract("chat 10")
 def test_json_object_without_a_schema_is_an_object(serve: Any) -> None:
     server = serve()
     for fields in (
@@ -129,6 +132,7 @@ def test_the_grammar_of_a_request_replaces_that_of_the_server(serve: Any) -> Non
     assert complete(server, grammar='root ::= "a"', json_schema={"const": 5}).json()["content"] == "a"
 
 
+@pytest.mark.contract("chat 13")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "message"),
@@ -153,6 +157,7 @@ def test_what_cannot_be_honoured_is_a_400_and_never_free_text(
     assert message in response.json()["error"]["message"]
 
 
+@pytest.mark.contract("chat 10")
 @pytest.mark.parametrize(
     ("fields", "status"),
     [

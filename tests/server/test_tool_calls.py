@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from fake_engine import forced_text
 
+from pyllama.chat.tool_calls import ToolCall, ToolSet, ToolStyle, call_reader, style_of_template
 from pyllama.server.chat_templates import load_template
-from pyllama.server.tool_calls import ToolCall, ToolSet, ToolStyle, call_reader, style_of_template
 
 USER = {"role": "user", "content": "hi"}
 WEATHER = {

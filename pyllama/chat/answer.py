@@ -9,8 +9,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama.server.reasoning_split import ReasoningSplitter, ReasoningTags
-from pyllama.server.tool_calls import Part, ToolCall, ToolSet, call_reader
+from pyllama.chat.reasoning_split import ReasoningSplitter, ReasoningTags
+from pyllama.chat.tool_calls import Part, ToolCall, ToolSet, call_reader
 
 Delta = dict[str, Any]
 """A part of a message, of one kind: `{"reasoning_content": ...}`, `{"content": ...}` or `{"tool_calls": [...]}`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from pyllama.server.reasoning_split import partial_length
+from pyllama.chat.reasoning_split import partial_length
 
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"

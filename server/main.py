@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pyllama.download.model_options import ChosenModel, choose_model
 from pyllama.errors import PyllamaError
-from pyllama.options.version import build_label, cuda_kernels
+from pyllama.options.version import build_label
 from pyllama.server.api.info import models_json
 from pyllama.server.app import ROUTE_PATHS, create_app
 from pyllama.server.http_server import HttpServer, announce, run_loop, warn_of_open_doors

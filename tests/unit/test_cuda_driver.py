@@ -54,9 +54,7 @@ def run(program: Path, fake: Path) -> Run:
     return call
 
 
-def archive(
-    folder: Path, *, cubin: bytes = b"\x7fELF machine code", ptx: bytes = b".version 8.4", key: str = "any"
-) -> Path:
+def archive(folder: Path, *, cubin: bytes = b"\x7fELF machine code", ptx: bytes = b".version 8.4") -> Path:
     def text(value: str) -> bytes:
         return struct.pack("<I", len(value)) + value.encode()
 
@@ -65,7 +63,7 @@ def archive(
         packed = packer.compress(raw) + packer.flush()
         return struct.pack("<II", len(raw), len(packed)) + packed
 
-    parts = [b"V100KRN1", text(key), text("nvrtc 12.4"), struct.pack("<I", 1), text("unit"), data(cubin), data(ptx)]
+    parts = [b"V100KRN1", text("any"), text("nvrtc 12.4"), struct.pack("<I", 1), text("unit"), data(cubin), data(ptx)]
     (folder / "kernels.archive").write_bytes(b"".join(parts))
     return folder
 
@@ -235,9 +233,7 @@ def test_the_device_list_shows_cuda_devices_and_that_they_are_not_used(fake: Pat
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=60)
     lines = done.stdout.splitlines()
     assert lines[1].startswith("  CPU: ")
-    assert lines[2].startswith(
-        "  CUDA0: Fake V100 0 (16384 MiB, 0 MiB free), compute capability 6.0, 80 SMs, 0004:00:00.0"
-    )
+    assert lines[2].startswith("  CUDA0: Fake V100 0 (16384 MiB, 0 MiB free), compute capability 6.0, 80 SMs, 0004:0")
     assert "cannot be used: CUDA0 (Fake V100 0) has compute capability 6.0" in lines[2]
     assert lines[3].startswith("  models do not run on CUDA devices yet; kernels: ")
 

@@ -14,7 +14,6 @@ from pyllama.server.body_fields import (
     COMPLETION,
     DETOKENIZE,
     INFILL,
-    LOOKUP,
     MESSAGES,
     NATIVE_EMBEDDINGS,
     OPENAI_COMPLETION,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pyllama.server.body_fields import (
     APPLY_TEMPLATE,
     CHAT,
+    CHAT_CONTROL,
     COMPLETION,
     DETOKENIZE,
     INFILL,
@@ -88,7 +89,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         ("/v1/chat/completions/control",),
         "end the thoughts of a running chat",
-        absent="running thoughts cannot be ended yet",
+        fields=CHAT_CONTROL,
     ),
     _E("POST", ("/v1/responses", "/responses"), "OpenAI Responses", fields=RESPONSES),
     _E(

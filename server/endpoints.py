@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pyllama.server.body_fields import (
     APPLY_TEMPLATE,
     CHAT,
+    CHAT_CONTROL,
     COMPLETION,
     DETOKENIZE,
     INFILL,
+    LOOKUP,
     MESSAGES,
     NATIVE_EMBEDDINGS,
     OPENAI_COMPLETION,
@@ -91,7 +93,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         ("/v1/chat/completions/control",),
         "end the thoughts of a running chat",
-        absent="running thoughts cannot be ended yet",
+        fields=CHAT_CONTROL,
     ),
     _E("POST", ("/v1/responses", "/responses"), "OpenAI Responses", fields=RESPONSES),
     _E(

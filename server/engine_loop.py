@@ -90,6 +90,9 @@ class EngineLoop:
         self.memory = SlotMemory(engine, self.slots, settings.checkpoints, can_cut=settings.can_cut)
         self.totals = Totals()
         self._reports = slot_log.GenerationReports(settings.n_slots)
+        self.on_sleep: Callable[[bool], None] = lambda is_sleeping: (
+            None
+        )  # called when it falls asleep and when it wakes
         self._engine = engine
         self._embeddings = embeddings
         self._settings = settings
@@ -234,6 +237,7 @@ class EngineLoop:
 
     def _use(self, engine: Any) -> None:
         self._engine = engine
+        self.on_sleep(engine is None)
         self.memory.use(engine)
         if self._embeddings is not None:
             self._embeddings.use(engine)

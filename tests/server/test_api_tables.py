@@ -19,7 +19,7 @@ from support_app import THINKING_TEMPLATE
 
 import pyllama.server
 from pyllama.server import responses
-from pyllama.server.app import GUARDED_PATHS, ROUTES
+from pyllama.server.app import ROUTES
 from pyllama.server.body_fields import GENERATION, BodyField
 from pyllama.server.endpoints import ENDPOINTS, Endpoint
 from pyllama.server.request_fields import UNSUPPORTED_FIELDS
@@ -51,9 +51,8 @@ def test_every_route_has_a_row_and_every_path_one_row() -> None:
 
 
 def test_what_is_served_has_its_routes() -> None:
-    guarded = {(method, path) for path in GUARDED_PATHS for method in ("GET", "POST")}
     own = {(method, path) for method, path, _ in OWN_ROUTES}
-    served = {(method, path) for method, path, _ in ROUTES} | guarded
+    served = {(method, path) for method, path, _ in ROUTES}
     for endpoint in ENDPOINTS:
         if is_served(endpoint):
             assert (own if endpoint.router else served).issuperset(endpoint.routes), endpoint.paths

@@ -358,4 +358,8 @@ TOKENIZE = (
 )
 DETOKENIZE = (_B("tokens", TOKENS, "token ids"), MODEL)
 SLOT_FILE = (_B("filename", TEXT, "a plain name in the folder; not for erase"), MODEL)
+STREAM_LOOKUP = (
+    _B("conversation_ids", {"type": "array", "items": TEXT}, "the conversations to look for"),
+    MODEL,
+)
 ROUTER_MODEL = (_B("model", TEXT, "`USER/MODEL:QUANT`, or the name that `/models` shows", required=True),)

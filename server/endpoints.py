@@ -22,6 +22,7 @@ from pyllama.server.body_fields import (
     RESPONSES,
     ROUTER_MODEL,
     SLOT_FILE,
+    STREAM_LOOKUP,
     TOKENIZE,
     BodyField,
 )
@@ -133,7 +134,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _E("POST", ("/lora-adapters",), "set their scales", body="an array of `{id, scale}`"),
     _E("GET", ("/v1/stream",), "read a kept stream again", query=(_CONVERSATION, ("from", "the first byte to send"))),
     _E("DELETE", ("/v1/stream",), "stop a kept stream", query=(_CONVERSATION,)),
-    _E("POST", ("/v1/streams/lookup",), "state of kept streams", fields=LOOKUP),
+    _E("POST", ("/v1/streams/lookup",), "state of kept streams", fields=STREAM_LOOKUP),
     _E("GET", ("/tools",), "tools that run on the server", absent=_NO_SERVER_TOOLS, status=403),
     _E("POST", ("/tools",), "run such a tool", absent=_NO_SERVER_TOOLS, status=403),
     _E("GET", ("/cors-proxy",), "fetch a URL for a web page", needs="`--ui-mcp-proxy`", query=(_PROXIED,)),

@@ -69,16 +69,20 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     echo = read_flag(body.get("echo"), "echo", False)
     given_format = body.get("reasoning_format")
     reasoning_format = settings.reasoning_format if given_format is None else read_reasoning_format(given_format)
+    variables = template_variables(body, settings)
     text = state.loaded.render_chat(
         conversation.messages,
         tools=tools,
         add_generation_prompt=add_generation_prompt,
-        variables=template_variables(body, settings),
+        variables=variables,
     )
-    tags = tags_of_template(state.loaded.template_for(tools).source)
+    source = state.loaded.template_for(tools).source
+    tags = tags_of_template(source)
     given = ""
     if continues:
         text, given = continued(text, conversation, tags)
+    elif tags is not None and add_generation_prompt and variables.get("enable_thinking") is False:
+        text = switched_off(text, tags, source)
     # An answer that keeps to a schema has no thoughts: a thinking block that the template opens is closed again.
     must_close = constrained and tags is not None and prompt_end(text, tags) is PromptEnd.OPEN
     if tags is not None and add_generation_prompt and (must_close or _budget(body, settings) == 0):
@@ -144,6 +148,16 @@ def continued(text: str, conversation: Conversation, tags: ReasoningTags | None)
             return text[: text.rindex(tags.start)], content
         text += f"\n{tags.end}\n\n"
     return text, content
+
+
+def switched_off(text: str, tags: ReasoningTags, source: str) -> str:
+    """The prompt with thinking off. Where the template `source` has not seen to it the block is closed, or an empty one
+    is written."""
+    end = prompt_end(text, tags)
+    if end is PromptEnd.OPEN:
+        return text + tags.end
+    writes_blocks = tags.start in source and "enable_thinking" not in source
+    return text + tags.start + tags.end if end is PromptEnd.PLAIN and writes_blocks else text
 
 
 def without_thoughts(

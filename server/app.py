@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from pyllama.server.api import (
     anthropic_messages,
     chat,
     completions,
+    cors_proxy,
     embeddings,
     infill,
     info,
@@ -24,6 +26,7 @@ from pyllama.server.api import (
     openai_responses,
     rerank,
     slots,
+    streams,
     tokens,
 )
 from pyllama.server.errors import NotFound
@@ -35,8 +38,10 @@ from pyllama.server.middleware import (
     ReadinessMiddleware,
 )
 from pyllama.server.responses import error_response
+from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
 from pyllama.server.static_pages import StaticPages
+from pyllama.server.vertex import vertex_routes
 
 STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
 
@@ -77,7 +82,24 @@ ROUTES = (
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", chat.apply_template),
+    ("GET", "/v1/stream", streams.read_stream),
+    ("DELETE", "/v1/stream", streams.stop_stream),
+    ("POST", "/v1/streams/lookup", streams.lookup_streams),
 )
+
+GUARDED_PATHS = ("/cors-proxy", "/tools")
+ROUTE_PATHS = frozenset({*GUARDED_PATHS, *(path for _, path, _ in ROUTES)})
+
+
+def guarded_routes(settings: ServerSettings) -> list[BaseRoute]:
+    """Experimental routes, which answer 403 where they are off."""
+    proxy = cors_proxy.CorsProxy(settings) if settings.has_cors_proxy else cors_proxy.disabled
+
+    async def fetch(http: Request) -> Any:
+        return await proxy(http)
+
+    handlers = {"/cors-proxy": fetch, "/tools": cors_proxy.disabled}
+    return [Route(settings.api_prefix + path, handlers[path], methods=["GET", "POST"]) for path in GUARDED_PATHS]
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -91,11 +113,13 @@ def create_app(state: ServerState) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.event_loop = asyncio.get_running_loop()
         yield
+        state.streams.close()
         if state.is_ready:
             await asyncio.to_thread(state.loaded.engine_loop.stop, STOP_SECONDS)
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in ROUTES]
+    routes += [*guarded_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, StaticPages(settings.static_path)))
     app = Starlette(
@@ -103,7 +127,7 @@ def create_app(state: ServerState) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
             Middleware(ReadinessMiddleware, state=state),
-            Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+            Middleware(ApiKeyMiddleware, settings=settings),
             Middleware(BodyLimitMiddleware),
             Middleware(ErrorMiddleware),
         ],

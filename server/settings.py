@@ -23,6 +23,14 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class VertexRoutes:
+    """Paths that Vertex AI asks for, prefix and all. `health`: empty where it asks for none of its own."""
+
+    predict: str
+    health: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """`defaults` are the values that requests start from. `given`: option names that the user set."""
 
@@ -37,9 +45,11 @@ class ServerSettings:
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"
     cors_credentials: bool = True
+    has_cors_proxy: bool = False
     timeout: int = 3600
     tls: TlsFiles | None = None
     static_path: str = ""
+    vertex: VertexRoutes | None = None
     tags: tuple[str, ...] = ()
     has_metrics: bool = False
     has_props: bool = False
@@ -148,10 +158,11 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         reuse_port=options.reuse_port,
         api_keys=tuple(options.api_key),
         api_prefix=options.api_prefix.rstrip("/"),
-        cors_origins=options.cors_origins,
+        cors_origins="localhost" if options.ui_mcp_proxy and "cors_origins" not in given else options.cors_origins,
         cors_methods=options.cors_methods,
         cors_headers=options.cors_headers,
         cors_credentials=options.cors_credentials,
+        has_cors_proxy=options.ui_mcp_proxy,
         timeout=options.timeout,
         tls=_tls(options),
         static_path=_existing_folder("--path", options.path),

@@ -13,6 +13,7 @@ from pyllama.server.loaded_model import LoadedModel
 from pyllama.server.metrics import Snapshot, Totals
 from pyllama.server.requests import dispatch
 from pyllama.server.settings import ServerSettings
+from pyllama.server.stream_replay import StreamStore
 
 
 class ServerState:
@@ -23,6 +24,7 @@ class ServerState:
         self.build_info = build_info
         self.media_marker = f"<__media_{secrets.token_hex(16)}__>"
         self.event_loop: asyncio.AbstractEventLoop | None = None
+        self.streams = StreamStore()
         self._loaded: LoadedModel | None = None
         self._scraped = Totals()
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from pyllama.grammar import Constraint, GrammarError
 from pyllama.server.errors import ExceedsContext, InvalidRequest, error_body
+from pyllama.server.followed_stream import FollowedStream
 from pyllama.server.generation import Event, Failed, Finished, Generation
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.loaded_model import LoadedModel
@@ -21,6 +22,7 @@ from pyllama.server.responses import json_response
 from pyllama.server.sampling_params import banned_tokens, make_sampler
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
+from pyllama.server.stream_replay import CONVERSATION_HEADER
 
 # Texts longer than this are tokenised on another thread, so that other clients' streams do not wait.
 LONG_TEXT = 20_000
@@ -127,25 +129,33 @@ async def respond(
     request = build_request(prompts, params, loaded, state.settings.n_predict, constraint)
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
-    engine_loop.submit(request)
-    watcher = asyncio.create_task(close_on_disconnect(http, request))
+    conversation = http.headers.get(CONVERSATION_HEADER) if params.stream else None
+    # A stream with a conversation goes on when its client leaves; only its own end or a word to stop it ends it.
+    kept = state.streams.open(conversation, mailbox.close) if conversation else None
+    watcher = None if kept is not None else asyncio.create_task(close_on_disconnect(http, request))
 
     def end(is_complete: bool) -> None:
-        watcher.cancel()
+        if watcher is not None:
+            watcher.cancel()
         if not is_complete:
             engine_loop.cancel(request)
+        if kept is not None:
+            state.streams.has_ended(kept)
 
     handed_over = is_complete = False
     try:
+        engine_loop.submit(request)
         if params.stream:
             events = await mailbox.get()
             for event in events:
                 if isinstance(event, Failed):
                     raise event.error
             if mailbox.is_closed:
+                if kept is not None:
+                    raise InvalidRequest("the request was cancelled")
                 return Response(status_code=CLIENT_CLOSED)
             handed_over = True
-            return EventStream(
+            stream = EventStream(
                 request,
                 events,
                 to_chunks=results.chunks,
@@ -154,6 +164,10 @@ async def respond(
                 ping_interval=params.sse_ping_interval,
                 on_end=end,
             )
+            if kept is None:
+                return stream
+            kept.fill_from(stream)
+            return FollowedStream(kept.buffer)
         n_left = len(request.generations)
         while n_left:
             for event in await mailbox.get():

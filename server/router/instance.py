@@ -135,6 +135,7 @@ def child_environment(environ: Mapping[str, str], api_key: str, router_port: int
         for name in (option.env, option.negated_env)
         if name is not None
     }
+    own |= {name for name in environ if name.startswith("AIP_")}  # the platform asks the router, not its children
     environment = {name: value for name, value in environ.items() if name not in own}
     environment |= {"LLAMA_API_KEY": api_key, "LLAMA_ARG_API_PREFIX": "", "LLAMA_ARG_LOG_FILE": ""}
     environment[PARENT_PORT] = str(router_port)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start_router(folder: Path, models: Path, *arguments: str) -> ServerProcess:
+def start_router(
+    folder: Path, models: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
     """Every model with one thread and little context; the cache is empty."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("HF_") and name != "HF_ENDPOINT":
                 patch.delenv(name)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        router = ServerProcess(folder, "--models-dir", str(models), "-t", "1", "-c", "1024", *arguments)
+        folder_of_models = ("--models-dir", str(models))
+        router = ServerProcess(folder, *folder_of_models, "-t", "1", "-c", "1024", *arguments, environment=environment)
     router.wait_ready()
     return router
 

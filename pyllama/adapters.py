@@ -29,14 +29,22 @@ def read_scaled_files(name: str, files: Mapping[Any, float] | Iterable[ScaledFil
     return tuple(pairs)
 
 
-def load_adapters(
-    model: _engine.Model, adapters: Sequence[ScaledFile], *, n_threads: int = 0
-) -> list[_engine.LoraAdapter]:
+def read_scales(scales: Iterable[float], n_adapters: int) -> tuple[float, ...]:
+    """One finite scale for each adapter. Raises `InvalidArgument`."""
+    values = tuple(map(float, scales))
+    if len(values) != n_adapters:
+        raise InvalidArgument(f"{len(values)} scales for {n_adapters} LoRA adapters")
+    if not all(map(math.isfinite, values)):
+        raise InvalidArgument(f"scales of LoRA adapters must be finite, found {values}")
+    return values
+
+
+def load_adapters(model: _engine.Model, adapters: Sequence[ScaledFile]) -> list[_engine.LoraAdapter]:
     """The adapters of (path, scale) pairs. Raises `InvalidArgument` for a missing file, `GgufError`, `ModelError`."""
     loaded = []
     for path, _ in adapters:
         _require_file("LoRA adapter", path)
-        loaded.append(_engine.LoraAdapter(model, path, n_threads=n_threads))
+        loaded.append(_engine.LoraAdapter(model, path))
     return loaded
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -48,13 +49,14 @@ async def in_thread_if_long(n_characters: int, function: Callable[..., Any], *ar
 
 def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParams:
     """The body's sampling and generation fields over the server's defaults. Raises `InvalidRequest`, `NotSupported`."""
-    return read_params(
+    params = read_params(
         body,
         loaded.defaults,
         n_slots=loaded.n_slots,
         logit_bias=lambda value: read_logit_bias(value, loaded.tokenizer, loaded.vocabulary.n_vocab),
         ban_end_tokens=loaded.ban_end_tokens,
     )
+    return replace(params, adapter_scales=loaded.adapters.scales_of(body.get("lora")))
 
 
 def compile_constraint(params: GenerationParams, loaded: LoadedModel) -> Constraint | None:

@@ -19,6 +19,5 @@ async def set_scales(http: Request) -> Response:
     body = await read_json(http)
     if not isinstance(body, list):
         raise InvalidRequest("Request body must be an array")
-    adapters = server_state(http).loaded.adapters
-    adapters.scales = adapters.read_scales(body, "lora")
+    server_state(http).loaded.adapters.set_scales(body)
     return json_response({"success": True})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def ones(*shape: int) -> Any:
         ({"extra": {f"{Q}.lora_a": ones(3, 64)}}, "do not adapt"),
         ({"extra": {f"{Q}.lora_a": ones(64, 4)}}, "do not adapt"),
         ({"extra": {f"{Q}.lora_a": ones(2, 4, 64), f"{Q}.lora_b": ones(2, 64, 4)}}, "do not adapt"),
-        ({"extra": {"token_embd.weight.lora_a": ones(4, 64), "token_embd.weight.lora_b": ones(300, 4)}}, "do not adapt"),
+        ({"extra": {"token_embd.weight.lora_a": ones(4, 64), "token_embd.weight.lora_b": ones(9, 4)}}, "do not adapt"),
         ({"extra": {f"{Q}.lora_a": np.ones((4, 64), np.int32)}}, "i32, which is not a weight type"),
     ],
 )  # fmt: skip
@@ -68,7 +69,7 @@ def test_what_is_no_adapter_of_the_model_is_refused(model, matrices, tmp_path, c
 def test_an_adapter_without_tensors_and_a_model_as_adapter_are_refused(model, tmp_path):
     with pytest.raises(ModelError, match="no tensors"):
         LoraAdapter(model, write_adapter(tmp_path / "a.gguf", {}))
-    with pytest.raises(ModelError, match="general.type"):
+    with pytest.raises(ModelError, match="general"):
         LoraAdapter(model, model.path)
 
 
@@ -97,10 +98,8 @@ def test_files_cut_or_flipped_anywhere_load_or_are_refused(model, matrices, tmp_
         for at in rng.integers(0, 2000, 3):
             data[at] ^= 1 << int(rng.integers(8))
         file.write_bytes(data)
-        try:
+        with contextlib.suppress(PyllamaError):
             LoraAdapter(model, file)
-        except PyllamaError:
-            pass
 
 
 def test_adapters_are_for_the_model_they_were_loaded_for(model, matrices, tmp_path):

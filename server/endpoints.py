@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pyllama.server.body_fields import (
     APPLY_TEMPLATE,
     CHAT,
+    CHAT_CONTROL,
     COMPLETION,
     DETOKENIZE,
     INFILL,
+    LOOKUP,
     MESSAGES,
     NATIVE_EMBEDDINGS,
     OPENAI_COMPLETION,
@@ -22,7 +24,6 @@ from pyllama.server.body_fields import (
     RESPONSES,
     ROUTER_MODEL,
     SLOT_FILE,
-    STREAM_LOOKUP,
     TOKENIZE,
     BodyField,
 )
@@ -33,8 +34,8 @@ class Endpoint:
     """One row. `paths`: the first is the usual one. needs: the option without which there is an error, as Markdown.
 
     fields: of a body that is a JSON object. body: what the body is where it is no object. query: parameters of the URL
-    with what they do. router: only there, and answered by the router itself. absent: why it is not served; it then
-    answers `status`.
+    with what they do. router: only there, and answered by the router itself. absent: why it is not served.
+    status: what it answers then.
     """
 
     method: str
@@ -54,8 +55,8 @@ class Endpoint:
 
 
 _E = Endpoint
-_STREAM_QUERY = (("conv_id", "the conversation"), ("from", "number of the first byte"))
-_PROXY_QUERY = (("url", "what to fetch"),)
+_CONVERSATION = ("conv_id", "the conversation, as `X-Conversation-Id` of the request had it")
+_PROXIED = ("url", "what to fetch")
 _NO_SERVER_TOOLS = "tools that run on the server are not built"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -92,7 +93,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         ("/v1/chat/completions/control",),
         "end the thoughts of a running chat",
-        absent="running thoughts cannot be ended yet",
+        fields=CHAT_CONTROL,
     ),
     _E("POST", ("/v1/responses", "/responses"), "OpenAI Responses", fields=RESPONSES),
     _E(
@@ -132,13 +133,13 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _E("POST", ("/apply-template",), "the prompt of a chat as text", fields=APPLY_TEMPLATE),
     _E("GET", ("/lora-adapters",), "LoRA adapters and their scales"),
     _E("POST", ("/lora-adapters",), "set their scales", body="an array of `{id, scale}`"),
-    _E("GET", ("/v1/stream",), "read a stream again", query=_STREAM_QUERY),
-    _E("DELETE", ("/v1/stream",), "stop a stream", query=_STREAM_QUERY[:1]),
-    _E("POST", ("/v1/streams/lookup",), "state of known streams", fields=STREAM_LOOKUP),
+    _E("GET", ("/v1/stream",), "read a kept stream again", query=(_CONVERSATION, ("from", "the first byte to send"))),
+    _E("DELETE", ("/v1/stream",), "stop a kept stream", query=(_CONVERSATION,)),
+    _E("POST", ("/v1/streams/lookup",), "state of kept streams", fields=LOOKUP),
     _E("GET", ("/tools",), "tools that run on the server", absent=_NO_SERVER_TOOLS, status=403),
     _E("POST", ("/tools",), "run such a tool", absent=_NO_SERVER_TOOLS, status=403),
-    _E("GET", ("/cors-proxy",), "an answer of another server", needs="`--ui-mcp-proxy`", query=_PROXY_QUERY),
-    _E("POST", ("/cors-proxy",), "an answer of another server", needs="`--ui-mcp-proxy`", query=_PROXY_QUERY),
+    _E("GET", ("/cors-proxy",), "fetch a URL for a web page", needs="`--ui-mcp-proxy`", query=(_PROXIED,)),
+    _E("POST", ("/cors-proxy",), "the same with a body", needs="`--ui-mcp-proxy`", body="anything", query=(_PROXIED,)),
     _E("POST", ("/models",), "download a model", router=True, fields=ROUTER_MODEL),
     _E("DELETE", ("/models",), "delete a downloaded model", router=True, query=(("model", "its name"),)),
     _E("POST", ("/models/load",), "load a model", router=True, fields=ROUTER_MODEL),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pyllama.download.model_options import ChosenModel, PresetRepository, choose_model
 from pyllama.errors import PyllamaError
-from pyllama.options.version import build_label
+from pyllama.options.version import build_label, cuda_kernels
 from pyllama.server.api.info import models_json
 from pyllama.server.app import ROUTE_PATHS, create_app
 from pyllama.server.http_server import HttpServer, announce, run_loop, warn_of_open_doors
@@ -89,6 +89,7 @@ def serve(settings: ServerSettings, chosen: ChosenModel, parent: Parent) -> int:
         log.error("%s", error)
         return 1
     warn_of_open_doors(settings)
+    log.info("models run on the CPU; CUDA kernels: %s", cuda_kernels())
     parent.obey()
     parent.tell("downloading" if chosen.jobs else "loading", port=listeners[0].port)
     state = ServerState(settings, build_info=build_label())

@@ -91,8 +91,6 @@ class ServerSettings:
     reasoning_format: str = "deepseek"
     reasoning: bool = True  # thinking, where the template can switch it
     reasoning_effort: str = ""
-    reasoning_budget: int = -1  # 0: the thinking block is closed at once
-    reasoning_budget_message: str = ""
     reasoning_preserve: bool = True
     parses_chat: bool = True
     ignore_eos: bool = False
@@ -207,8 +205,6 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         reasoning_format=options.reasoning_format,
         reasoning=options.reasoning != "off",
         reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
-        reasoning_budget=options.reasoning_budget,
-        reasoning_budget_message=options.reasoning_budget_message,
         reasoning_preserve=options.reasoning_preserve,
         parses_chat=not options.skip_chat_parsing,
         ignore_eos=options.ignore_eos,
@@ -222,6 +218,8 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
             sse_ping_interval=options.sse_ping_interval,
             verbose=options.verbosity > 9,
             reasoning_format=options.reasoning_format,
+            reasoning_budget_tokens=options.reasoning_budget,
+            reasoning_budget_message=options.reasoning_budget_message,
             **_constraint(options),
         ),
         given=given,

@@ -190,7 +190,8 @@ def test_cached_twins_of_presets_are_hidden_on_request(tmp_path: Path, everywher
 @pytest.mark.parametrize(
     "line",
     [
-        "slot-save-path = /tmp", "log-file = /tmp/x", "api-key-file = /etc/passwd", "model = /etc/passwd", "host = 0.0.0.0",
+        "slot-save-path = /tmp", "log-file = /tmp/x", "api-key-file = /etc/passwd", "model = /etc/passwd",
+        "host = 0.0.0.0",
         "chat-template-file = /etc/passwd", "grammar-file = /etc/passwd", "tools = all", "mcp-servers-json = {}",
         "model-url = http://169.254.169.254/", "hf-token = x", "ui-mcp-proxy = 1", "path = /", "models-dir = /",
         "rpc = host:1", "lora = /x", "mmproj = /x", "LLAMA_ARG_MODEL = /etc/passwd",
@@ -206,9 +207,7 @@ def test_a_preset_of_a_hub_may_not_reach_into_this_machine(tmp_path: Path, line:
 
 def test_a_preset_of_a_hub_says_how_a_model_answers(tmp_path: Path) -> None:
     path = tmp_path / "preset.ini"
-    path.write_text(
-        "version = 1\n[*]\nctx-size = 4096\n[user/model:q4_0]\ntemp = 0.7\njinja = 1\nspec-draft-n-max = 4\n"
-    )
+    path.write_text("version = 1\n[*]\nctx-size = 4096\n[user/model:q4_0]\ntemp = 0.7\nspec-draft-n-max = 4\n")
     models = Sources({"LLAMA_CACHE": str(tmp_path / "cache")}, "", str(path), preset_from_hub=True).read()
     assert "--hf-repo user/model:Q4_0 --ctx-size 4096 --temp" in arguments(models["user/model:Q4_0"])
 

@@ -312,6 +312,7 @@ def test_logit_bias_in_every_spelling_bans_tokens(serve: Any, bias: Any) -> None
     assert "c" in content
 
 
+@pytest.mark.contract("ignore_eos 1", "ignore_eos 2")
 def test_ignore_eos_bans_end_tokens_and_shows_null_biases(serve: Any) -> None:
     server = serve(engine={"next_token": forced_text(b"hi")})
     result = server.post("/completion", {"prompt": "|", "n_predict": 5, "ignore_eos": True}).json()

@@ -4,9 +4,11 @@ information routes.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_server import EngineServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllama.server.app import ROUTES
@@ -372,6 +374,7 @@ def test_metrics_show_what_the_prompt_cache_takes(serve: Any) -> None:
 # ---- text utilities
 
 
+@pytest.mark.contract("tokenize 1", "tokenize 2")
 def test_tokenize_and_detokenize_are_inverse(serve: Any) -> None:
     server = serve(tokenizer={"add_bos": True})
     tokens = server.post("/tokenize", {"content": "hé<s>"}).json()["tokens"]
@@ -385,6 +388,25 @@ def test_tokenize_and_detokenize_are_inverse(serve: Any) -> None:
     assert server.post("/tokenize", {}).json() == {"tokens": []}
     assert server.post("/detokenize", {}).json() == {"content": ""}
     assert server.post("/detokenize", {"tokens": [0xC3]}).json() == {"content": "\ufffd"}
+
+
+@pytest.mark.contract("tokenize 3")
+@pytest.mark.parametrize("text", ["你好世界", "🌍 🚀", "héllo 漢字 🙂 x"])
+def test_every_token_has_a_piece_that_is_text_or_bytes(tiny_llama_path: Path, text: str) -> None:
+    pytest.importorskip("pyllama._engine", reason="needs the native module")
+    server = EngineServer(tiny_llama_path)
+    try:
+        tokens = server.client.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+        ids = server.client.post("/tokenize", json={"content": text}).json()["tokens"]
+        back = server.client.post("/detokenize", json={"tokens": ids}).json()["content"]
+    finally:
+        server.close()
+    assert [token["id"] for token in tokens] == ids
+    pieces = [piece.encode() if isinstance(piece := token["piece"], str) else bytes(piece) for token in tokens]
+    assert all(pieces)
+    assert all(token["id"] > 0 for token in tokens)
+    assert b"".join(pieces).decode().strip() == back.strip() == text
+    assert any(isinstance(token["piece"], list) for token in tokens)
 
 
 @pytest.mark.parametrize("tokens", ["x", 5, {}, ["x"], [1.5], [True], [None], [[1]]])

@@ -127,6 +127,20 @@ def test_files_of_llama_server_are_refused_and_say_what_they_are_not(
     assert server.act(0, "erase").json()["n_erased"] == 0
 
 
+@pytest.mark.contract("kv_keep 1", "kv_keep 2")
+@pytest.mark.parametrize("option", ["--cache-idle-slots", "--no-cache-idle-slots"])
+def test_what_an_idle_slot_held_is_reused_on_another(start: Callable[..., EngineServer], option: str) -> None:
+    server = start("--kv-unified", "--cache-ram", "100", option)
+    first = server.complete(PROMPT, 0)
+    server.complete("something else altogether", 1)
+    again = server.complete(PROMPT, 1)
+    assert again["content"] == first["content"]
+    assert again["timings"]["cache_n"] > 0
+    assert again["timings"]["prompt_n"] < first["timings"]["prompt_n"]
+    longer = server.complete(PROMPT + "and more", 1)["timings"]
+    assert longer["cache_n"] >= first["timings"]["prompt_n"] - 1
+
+
 def test_an_empty_slot_can_be_saved_and_restored(start: Callable[..., EngineServer]) -> None:
     server = start("--cache-ram", "0")
     assert server.act(0, "save", filename="empty").json()["n_saved"] == 0

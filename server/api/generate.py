@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -59,7 +60,8 @@ def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParam
         logit_bias=lambda value: read_logit_bias(value, loaded.tokenizer, loaded.vocabulary.n_vocab),
         ban_end_tokens=loaded.ban_end_tokens,
     )
-    return with_guide_fields(params, body, loaded.vocabulary)
+    params = with_guide_fields(params, body, loaded.vocabulary)
+    return replace(params, adapter_scales=loaded.adapters.scales_of(body.get("lora")))
 
 
 def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide:

@@ -288,9 +288,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--lora", "x.gguf"],
-        ["--lora-scaled", "x.gguf:0.5"],
-        ["--control-vector-layer-range", "1", "2"],
         ["--ui"],
         ["-dr", "a/b"],
         ["--spec-type", "ngram-mod"],

@@ -428,7 +428,7 @@ def test_there_are_no_adapters_to_list_or_to_scale(serve: Any) -> None:
     for body, message in (
         ({}, "Request body must be an array"),
         ("x", "Request body must be an array"),
-        ([{"id": 0, "scale": 0.5}], "no LoRA adapters are loaded, so none has a scale"),
+        ([{"id": 0, "scale": 0.5}], "invalid adapter id 0: no adapter is loaded"),
     ):
         response = server.post("/lora-adapters", body, headers=headers)
         assert (response.status_code, response.json()["error"]["message"]) == (400, message)

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from pyllama.server.api import (
     anthropic_messages,
     chat,
+    chat_control,
     completions,
     cors_proxy,
     embeddings,
@@ -63,6 +64,7 @@ ROUTES = (
     ("POST", "/v1/chat/completions", chat.chat_completion),
     ("POST", "/chat/completions/input_tokens", chat.count_tokens),
     ("POST", "/v1/chat/completions/input_tokens", chat.count_tokens),
+    ("POST", "/v1/chat/completions/control", chat_control.control),
     ("POST", "/responses", openai_responses.create_response),
     ("POST", "/v1/responses", openai_responses.create_response),
     ("POST", "/responses/input_tokens", openai_responses.count_tokens),

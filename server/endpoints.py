@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pyllama.server.body_fields import (
     APPLY_TEMPLATE,
     CHAT,
+    CHAT_CONTROL,
     COMPLETION,
     DETOKENIZE,
     INFILL,
+    LOOKUP,
     MESSAGES,
     NATIVE_EMBEDDINGS,
     OPENAI_COMPLETION,
@@ -22,7 +24,6 @@ from pyllama.server.body_fields import (
     RESPONSES,
     ROUTER_MODEL,
     SLOT_FILE,
-    STREAM_LOOKUP,
     TOKENIZE,
     BodyField,
 )
@@ -92,7 +93,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         ("/v1/chat/completions/control",),
         "end the thoughts of a running chat",
-        absent="running thoughts cannot be ended yet",
+        fields=CHAT_CONTROL,
     ),
     _E("POST", ("/v1/responses", "/responses"), "OpenAI Responses", fields=RESPONSES),
     _E(
@@ -134,7 +135,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _E("POST", ("/lora-adapters",), "set their scales", body="an array of `{id, scale}`"),
     _E("GET", ("/v1/stream",), "read a kept stream again", query=(_CONVERSATION, ("from", "the first byte to send"))),
     _E("DELETE", ("/v1/stream",), "stop a kept stream", query=(_CONVERSATION,)),
-    _E("POST", ("/v1/streams/lookup",), "state of kept streams", fields=STREAM_LOOKUP),
+    _E("POST", ("/v1/streams/lookup",), "state of kept streams", fields=LOOKUP),
     _E("GET", ("/tools",), "tools that run on the server", absent=_NO_SERVER_TOOLS, status=403),
     _E("POST", ("/tools",), "run such a tool", absent=_NO_SERVER_TOOLS, status=403),
     _E("GET", ("/cors-proxy",), "fetch a URL for a web page", needs="`--ui-mcp-proxy`", query=(_PROXIED,)),

@@ -42,7 +42,14 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         result["response_format"] = answer_format
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
-        result["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        result["tool_choice"] = _function_choice(choice)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_function_choice(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        result["tool_choice"] = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named},
+        }
     reasoning = body.get("reasoning")
     if reasoning is not None:
         if not isinstance(reasoning, dict):
@@ -50,6 +57,10 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         if reasoning.get("effort") is not None:
             result["reasoning_effort"] = reasoning["effort"]
     return result
+
+
+def _function_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.get("name")}}
 
 
 def _answer_format(text: Any) -> dict[str, Any] | None:

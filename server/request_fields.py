@@ -81,6 +81,17 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _F("post_sampling_probs", "bool", "probabilities after the sampler chain instead"),
     _F("grammar", "text", "GBNF grammar that the answer keeps to; empty: none"),
     _F("json_schema", "schema", "JSON schema that the answer keeps to, unless `grammar` is given; `{}`: any object"),
+    _F("grammar_lazy", "bool", "`grammar` begins where one of `grammar_triggers` is met"),
+    _F(
+        "reasoning_budget_tokens",
+        "int",
+        "tokens that a thinking block may have; -1: as the server says",
+        aliases=("thinking_budget_tokens",),
+        low=-1,
+        high=INT_MAX,
+    ),
+    _F("reasoning_budget_message", "text", "written before the end tag when that budget is used up"),
+    _F("reasoning_control", "bool", "a thinking block may be ended by `/v1/chat/completions/control`"),
     _F("backend_sampling", "bool", "sample on the device; has no effect, as the results are the same"),
     _F("stop", "text_or_list", "texts that end the generation; empty: the server's"),
     # sampling
@@ -140,42 +151,18 @@ ACTIVE_SAMPLING: tuple[tuple[str, Callable[[SamplingParams], bool]], ...] = (
 
 # Fields without a row above. Value: is it neutral?
 UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "grammar_lazy": lambda v: v is False,
-    "grammar_triggers": lambda v: v == [],
-    "preserved_tokens": lambda v: v == [],
-    "lora": lambda v: v == [],
     "chat_format": lambda v: v in (0, "Content-only") and v is not False,
     "chat_parser": lambda v: v == "",
-    "generation_prompt": lambda v: v == "",
     "parse_tool_calls": lambda v: v is False,
     "echo": lambda v: v is False,
-    "reasoning_budget_tokens": lambda v: v == -1,
-    "thinking_budget_tokens": lambda v: v == -1,
-    "reasoning_control": lambda v: v is False,
-    "reasoning_budget_message": lambda v: v == "",
-    "reasoning_budget_start_tag": lambda v: v == "",
-    "reasoning_budget_end_tag": lambda v: v == "",
-    "reasoning_budget_end_tags": lambda v: v == [],
 }
 
 # JSON types of these fields where they exist: another type is the client's mistake (400), not a missing feature.
 _UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
-    "grammar_lazy": ("boolean",),
-    "grammar_triggers": ("array",),
-    "preserved_tokens": ("array",),
-    "lora": ("array",),
     "chat_format": ("number", "string"),
     "chat_parser": ("string",),
-    "generation_prompt": ("string",),
     "parse_tool_calls": ("boolean",),
     "echo": ("boolean",),
-    "reasoning_budget_tokens": ("number",),
-    "thinking_budget_tokens": ("number",),
-    "reasoning_control": ("boolean",),
-    "reasoning_budget_message": ("string",),
-    "reasoning_budget_start_tag": ("string",),
-    "reasoning_budget_end_tag": ("string",),
-    "reasoning_budget_end_tags": ("array",),
 }
 
 
@@ -293,6 +280,8 @@ def read_params(
 
     if not general.get("stop", ("",)):
         del general["stop"]  # an empty list falls back to the server's
+    if general.get("reasoning_budget_tokens") == -1:
+        del general["reasoning_budget_tokens"]
     general["n_probs"] = max(0, general.get("n_probs", defaults.n_probs))
     if "grammar" in general:  # one kind of constraint at a time, and what the request says replaces the server's
         general["json_schema"] = ""
@@ -363,8 +352,6 @@ def read_samplers(value: Any) -> tuple[str, ...]:
 
 
 def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> None:
-    if body.get("grammar_lazy") is True and not body.get("grammar_triggers"):
-        raise InvalidRequest("Error: no triggers set for lazy grammar!")
     for name, is_neutral in UNSUPPORTED_FIELDS.items():
         value = body.get(name)
         if value is None:
@@ -372,8 +359,6 @@ def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> No
         expected = _UNSUPPORTED_TYPES.get(name)
         if expected is not None and type_name(value) not in expected:
             raise wrong_type(name, " or ".join(expected), value)
-        if name == "reasoning_budget_tokens" and isinstance(value, (int, float)) and value < -1:
-            raise out_of_range(name, -1, INT_MAX, value)
         if not is_neutral(value):
             raise NotSupported(f"Field '{name}': this feature is not supported yet")
     for name, is_active in ACTIVE_SAMPLING:

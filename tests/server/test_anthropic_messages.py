@@ -11,7 +11,7 @@ from support_app import THINKING_TEMPLATE, parse_named_events
 
 from pyllama.errors import InvalidArgument
 from pyllama.server.anthropic_request import chat_body
-from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
+from pyllama.server.errors import InvalidRequest, ServerFault
 
 USER = {"role": "user", "content": "hi"}
 PATH = "/v1/messages"
@@ -161,9 +161,19 @@ def test_blocks_of_earlier_turns_become_chat_messages() -> None:
         ({"messages": [USER], "tools": [{}]}, InvalidRequest, r"tools\[0\].name"),
         ({"messages": [USER], "tools": [{"type": "bash_20250124", "name": "bash"}]}, InvalidRequest, "bash_20250124"),
         (
-            {"messages": [USER], "max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 2000}},
-            NotSupported,
+            {"messages": [USER], "thinking": {"type": "enabled", "budget_tokens": "many"}},
+            InvalidRequest,
             "thinking.budget_tokens",
+        ),
+        (
+            {"messages": [USER], "thinking": {"type": "enabled", "budget_tokens": -1}},
+            InvalidRequest,
+            "thinking.budget_tokens",
+        ),
+        (
+            {"messages": [USER], "tools": [{"name": "f"}], "tool_choice": {"type": "tool"}},
+            InvalidRequest,
+            "tool_choice",
         ),
         ({"messages": [USER], "stop_sequences": "x"}, InvalidRequest, "stop_sequences"),
         ({"messages": [USER], "system": [{"type": "image"}]}, ServerFault, "image input"),
@@ -179,7 +189,7 @@ def test_errors_have_the_apis_envelope(serve: Any) -> None:
     for fields, status, kind in (
         ({"messages": None}, 500, "server_error"),
         ({"temperature": "hot"}, 400, "invalid_request_error"),
-        ({"tools": [{"name": "f"}], "tool_choice": {"type": "any"}}, 501, "not_supported_error"),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "tool", "name": "g"}}, 400, "invalid_request_error"),
         ({"messages": [{"role": "user", "content": "x" * 2000}], "stream": True}, 400, "exceed_context_size_error"),
     ):
         response = message(server, **fields)
@@ -251,7 +261,8 @@ def test_thoughts_are_a_block_of_their_own_before_the_text(serve: Any, text: str
     assert blocks == content
 
 
-TOOLS = [{"name": "weather", "description": "Weather of a place", "input_schema": {"type": "object", "properties": {}}}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"name": "weather", "description": "Weather of a place", "input_schema": CITY}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris 🙂"}}\n</tool_call>'
 
 
@@ -261,13 +272,14 @@ def test_tools_are_shown_to_the_chat_layer() -> None:
     body = chat_body({"messages": [USER], "tools": TOOLS, "tool_choice": choice})
     assert body["tools"] == [{"type": "function", "function": function}]
     assert (body["tool_choice"], body["parallel_tool_calls"]) == ("auto", False)
-    for kind, expected in (("any", "required"), ("tool", "required"), ("none", "none"), ("other", None)):
+    named = {"type": "function", "function": {"name": "weather"}}
+    for kind, expected in (("any", "required"), ("tool", named), ("none", "none"), ("other", None)):
         choice = {"type": kind, "name": "weather"}
         assert chat_body({"messages": [USER], "tools": TOOLS, "tool_choice": choice}).get("tool_choice") == expected
 
 
 @pytest.mark.contract("anthropic 5", "anthropic 8", "anthropic 12")
-@pytest.mark.parametrize("text", [CALL, f"<think>hm</think>I look.\n{CALL}\n{CALL}", f"{CALL}\nDone.", "no call"])
+@pytest.mark.parametrize("text", [CALL, f"<think>hm</think>I look.\n{CALL}\n{CALL}", "no call"])
 def test_calls_are_blocks_and_the_streams_blocks_are_the_plain_answers(serve: Any, text: str) -> None:
     server = serve(
         n_ctx=4096,
@@ -400,3 +412,22 @@ def test_thoughts_of_earlier_turns_are_in_the_prompt(serve: Any) -> None:
 
     assert counted("", "so", "") - counted("", "", "") == len("<think>so</think>")
     assert counted("first", "so") - counted("", "") == len("<think>first</think><think>so</think>")
+
+
+def test_a_call_can_be_demanded_and_thoughts_have_a_limit(serve: Any) -> None:
+    """Known faults E17, E18 and E22."""
+    template = THINKING_TEMPLATE.replace("assistant:", "assistant^<think>") + "{# <tool_call> #}"
+    server = serve(
+        n_ctx=4096, template=template, engine={"next_token": forced_text(b"<think>hm and hm again", after=b"^")}
+    )
+    fields = {
+        "max_tokens": 1000,
+        "tools": [*TOOLS, {"name": "clock", "input_schema": {"type": "object", "properties": {}}}],
+        "thinking": {"type": "enabled", "budget_tokens": 6},
+    }
+    for choice in ({"type": "any"}, {"type": "tool", "name": "clock"}):
+        content = message(server, **fields, tool_choice=choice).json()["content"]
+        assert [block["type"] for block in content] == ["thinking", "tool_use"]
+        assert content[0]["thinking"] == "hm and"
+        if choice["type"] == "tool":
+            assert (content[1]["name"], content[1]["input"]) == ("clock", {})

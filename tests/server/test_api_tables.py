@@ -30,7 +30,7 @@ Serve = Callable[..., Any]
 REQUIRED: dict[str, Any] = {
     "prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a", "content": "a", "query": "a",
     "documents": ["a"], "tokens": [97], "input_prefix": "a", "input_suffix": "b", "max_tokens": 1, "filename": "a",
-    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tools": [{"type": "function", "function": {"name": "f"}}], "id": "a", "action": "reasoning_end",
 }  # fmt: skip
 
 # Bodies of another form, where not every field is read with the first one.
@@ -180,7 +180,6 @@ def refused_rows() -> list[Any]:
 
 ACTIVE: dict[str, Any] = {
     "n_cmpl": 2, "best_of": 2, "conversation": "c", "prompt": "p", "chat_format": 1, "top_logprobs": 2,
-    "reasoning_budget_tokens": 5,
 }  # fmt: skip
 
 

@@ -324,7 +324,6 @@ def test_calls_are_items_and_the_streams_items_are_the_plain_answers(serve: Any)
     result = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "sunny"}
     again = respond(server, input=[{"role": "user", "content": "hi"}, *final, result], tools=[TOOL])
     assert again.status_code == 200
-    assert respond(server, tools=[TOOL], tool_choice="required").status_code == 501
 
 
 INCLUDE = ["message.output_text.logprobs"]
@@ -378,3 +377,16 @@ def test_without_asking_there_are_no_log_probabilities(serve: Any) -> None:
     assert all(not data.get("logprobs") for _, data in stream(server))
     assert respond(server, top_logprobs="x").status_code == 400
     assert respond(server, top_logprobs=-1).status_code == 400
+
+
+def test_a_call_can_be_demanded(serve: Any) -> None:
+    clock = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}
+    server = serve(n_ctx=4096, template=THINKING_TEMPLATE + "{# <tool_call> #}")
+    named = {"type": "function", "name": "clock"}
+    for choice in (named, {"type": "allowed_tools", "mode": "required", "tools": [named]}):
+        fields = {"tools": [TOOL, clock], "tool_choice": choice, "reasoning": {"effort": "none"}}
+        (item,) = respond(server, max_output_tokens=500, parallel_tool_calls=False, **fields).json()["output"]
+        assert (item["type"], item["name"], json.loads(item["arguments"])) == ("function_call", "clock", {})
+    unknown = {"type": "function", "name": "nothing"}
+    assert respond(server, tools=[TOOL], tool_choice=unknown).status_code == 400
+    assert respond(server, tool_choice="required").status_code == 400

@@ -97,15 +97,17 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     parses_calls = read_flag(body.get("parse_tool_calls"), "parse_tool_calls", True) and settings.parses_chat
     tools = tool_set_of(asked, state) if asked.shown and not has_schema and not grammar_rules else None
     read_calls = tools if parses_calls else None
-    splits = tags is not None and reasoning_format != "none" and settings.parses_chat and not grammar_rules
-    if read_calls is not None and splits and reasoning_format == "deepseek-legacy":
-        raise NotSupported("Field 'reasoning_format': 'deepseek-legacy' together with tools is not supported yet")
+    reports_thoughts = reasoning_format != "none"
+    # Calls are looked for after the thoughts, wherever these are shown.
+    splits = tags is not None and settings.parses_chat and not grammar_rules
+    splits = splits and (reports_thoughts or read_calls is not None)
     shape = AnswerShape(
         tags=tags if splits else None,
         opens_in_thoughts=tags is not None and prompt_end(text, tags) is PromptEnd.OPEN,
         given=given,
         echo=echo,
-        thoughts_inline=reasoning_format == "deepseek-legacy",
+        thoughts_inline=reasoning_format in ("none", "deepseek-legacy"),
+        reports_thoughts=reports_thoughts,
         tools=read_calls,
     )
     markers: tuple[str, ...] = () if tags is None or not splits else (tags.start, tags.end)
@@ -113,7 +115,13 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
         markers += tools.markers
     may_think = variables.get("enable_thinking") is not False
     thinking = None if tags is None else thinking_rules(text, given, tags, may_open=may_think)
-    return ChatPrompt(text + given, shape, reasoning_format, markers, tools, thinking, given)
+    generation_prompt = ""
+    if body.get("verbose") is True or loaded.defaults.verbose:  # nobody else sees it
+        before = loaded.render_chat(
+            conversation.messages, tools=asked.shown, add_generation_prompt=False, variables=variables
+        )
+        generation_prompt = (text + given).removeprefix(before) if text.startswith(before) else given
+    return ChatPrompt(text + given, shape, reasoning_format, markers, tools, thinking, generation_prompt)
 
 
 def tool_set_of(asked: AskedTools, state: ServerState) -> ToolSet:

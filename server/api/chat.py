@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama.chat.answer import AnswerParser, AnswerShape, Delta, whole_answer
+from pyllama.chat.tool_grammar import tool_triggers
 from pyllama.server.answer_format import answer_schema
 from pyllama.server.api.completions import completion_id
 from pyllama.server.api.generate import in_thread_if_long, request_params, respond
@@ -217,6 +218,8 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
     if thinking is not None:
         opened = f"{thinking.start}{thinking.so_far}" if thinking.is_open else ""
         budget = params.budget_rules(thinking.start, (thinking.end,), prompt=opened)
+    if prompt.tools is not None and not prompt.tools.is_required:
+        params = replace(params, grammar_lazy=True, grammar_triggers=tool_triggers(prompt.tools))
     waits = prompt.tools is not None or "json_schema" in fields or params.grammar_lazy
     params = replace(
         params,
@@ -226,6 +229,7 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
         thinking=thinking if waits else None,
         budget=budget,
         generation_prompt=params.generation_prompt or prompt.generation_prompt,
+        chat_format="peg-native" if server_state(http).settings.parses_chat else "Content-only",
     )
     return ChatTask(tokens, params, prompt.shape, n_top)
 

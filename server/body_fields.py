@@ -273,12 +273,13 @@ RESPONSES = _rows(
         _B("reasoning", OBJECT, "`effort`: as reasoning_effort in chats"),
         _B("text", OBJECT, "`format`: the form of the answer, as response_format in chats"),
         _B("tools", _objects(("type", "name"), type=_one_of("function"), name=TEXT, parameters=OBJECT), "functions"),
-        _B("include", TEXTS, "more in the answer; log-probabilities are refused, the rest has no effect"),
+        _B("include", TEXTS, "`message.output_text.logprobs`: log-probabilities; the rest has no effect"),
     ),
-    [field for field in _rows(GENERATION, _PROMPT_OF_CHAT[2:]) if field.name not in ("n_cmpl", "n_probs")],
+    [field for field in _rows(GENERATION, _PROMPT_OF_CHAT[2:]) if field.name != "n_cmpl"],
     (
         _B("n_cmpl", {"const": 1}, "a response has one choice", ("n",), refused="a response has one choice"),
-        _B("top_logprobs", INT, "log-probabilities", ("logprobs", "n_probs"), refused="not built yet; chats have them"),
+        _B("logprobs", BOOL, "log-probabilities of the message's tokens"),
+        _B("top_logprobs", {"type": "integer", "minimum": 0, "maximum": INT_MAX}, "them and of so many alternatives"),
         _B("previous_response_id", TEXT, "go on from a stored response", refused=_NOT_STORED),
         _B("conversation", {}, "a stored conversation", refused=_NOT_STORED),
         _B("prompt", {}, "a stored prompt", refused=_NOT_STORED),
@@ -352,4 +353,5 @@ TOKENIZE = (
 )
 DETOKENIZE = (_B("tokens", TOKENS, "token ids"), MODEL)
 SLOT_FILE = (_B("filename", TEXT, "a plain name in the folder; not for erase"), MODEL)
+LOOKUP = (_B("conversation_ids", TEXTS, "whose streams are meant, those called `ID::...` included"),)
 ROUTER_MODEL = (_B("model", TEXT, "`USER/MODEL:QUANT`, or the name that `/models` shows", required=True),)

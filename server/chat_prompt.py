@@ -86,10 +86,13 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
         add_generation_prompt=add_generation_prompt,
         variables=variables,
     )
-    tags = tags_of_template(loaded.template_for(asked.shown).source)
+    source = loaded.template_for(asked.shown).source
+    tags = tags_of_template(source)
     given = ""
     if continues:
         text, given = continued(text, conversation, tags)
+    elif tags is not None and add_generation_prompt and variables.get("enable_thinking") is False:
+        text = switched_off(text, tags, source)
     # A user's grammar begins with the first token: a thinking block that the template opens is closed again.
     if grammar_rules and tags is not None and add_generation_prompt and prompt_end(text, tags) is PromptEnd.OPEN:
         text, given = without_thoughts(text, given, conversation, tags)
@@ -168,6 +171,16 @@ def continued(text: str, conversation: Conversation, tags: ReasoningTags | None)
             return text[: text.rindex(tags.start)], content
         text += f"\n{tags.end}\n\n"
     return text, content
+
+
+def switched_off(text: str, tags: ReasoningTags, source: str) -> str:
+    """The prompt with thinking off. Where the template `source` has not seen to it the block is closed, or an empty one
+    is written."""
+    end = prompt_end(text, tags)
+    if end is PromptEnd.OPEN:
+        return text + tags.end
+    writes_blocks = tags.start in source and "enable_thinking" not in source
+    return text + tags.start + tags.end if end is PromptEnd.PLAIN and writes_blocks else text
 
 
 def without_thoughts(text: str, given: str, conversation: Conversation, tags: ReasoningTags) -> tuple[str, str]:

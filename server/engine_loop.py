@@ -89,6 +89,9 @@ class EngineLoop:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
         self.memory = SlotMemory(engine, self.slots, settings.checkpoints, can_cut=settings.can_cut)
         self.totals = Totals()
+        self.on_sleep: Callable[[bool], None] = lambda is_sleeping: (
+            None
+        )  # called when it falls asleep and when it wakes
         self._engine = engine
         self._embeddings = embeddings
         self._settings = settings
@@ -233,6 +236,7 @@ class EngineLoop:
 
     def _use(self, engine: Any) -> None:
         self._engine = engine
+        self.on_sleep(engine is None)
         self.memory.use(engine)
         if self._embeddings is not None:
             self._embeddings.use(engine)

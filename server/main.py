@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from pyllama.download.model_options import ChosenModel, choose_model
 from pyllama.errors import PyllamaError
-from pyllama.options.version import build_label
+from pyllama.options.version import build_label, cuda_kernels
 from pyllama.server.api.info import models_json
 from pyllama.server.app import ROUTE_PATHS, create_app
 from pyllama.server.http_server import HttpServer, announce, run_loop, warn_of_open_doors
@@ -83,6 +83,7 @@ def serve(settings: ServerSettings, chosen: ChosenModel, parent: Parent) -> int:
         log.error("%s", error)
         return 1
     warn_of_open_doors(settings)
+    log.info("models run on the CPU; CUDA kernels: %s", cuda_kernels())
     parent.obey()
     parent.tell("downloading" if chosen.jobs else "loading", port=listeners[0].port)
     state = ServerState(settings, build_info=build_label())
@@ -120,6 +121,7 @@ async def _serve(
     end_engine = threading.Thread(target=loaded.engine_loop.stop, daemon=True)
     http.end_on_signals(asyncio.get_running_loop(), end_engine.start)
     state.set_loaded(loaded)
+    loaded.engine_loop.on_sleep = lambda is_sleeping: parent.tell("sleeping" if is_sleeping else "loaded")
     parent.tell("loaded", model=models_json(state, int(time.time()))["data"][0])
     log.info("model loaded")
     announce(settings, listeners)

@@ -71,7 +71,7 @@ class CorsMiddleware:
             )
             extra.append((b"access-control-allow-methods", self._methods))
             extra.append((b"access-control-allow-headers", self._headers))
-            await Response(b"", media_type="text/html")(scope, receive, send_with_headers)
+            await Response(b"", headers={"Content-Type": "text/html"})(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 

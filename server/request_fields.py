@@ -20,6 +20,7 @@ from pyllama.server.sampling_params import SamplingParams
 
 INT_MAX = 2**31 - 1
 INT_MIN = -(2**31)
+INT64_MAX = 2**63 - 1
 FLOAT_MAX = 3.4028234663852886e38
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 
@@ -73,7 +74,7 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _F("n_indent", "int", "stop at a line indented by fewer blanks", low=0, high=INT_MAX),
     _F("n_cmpl", "int", "completions per prompt, at most the number of slots", aliases=("n",), low=1),
     _F("n_cache_reuse", "int", "chunk size of shifted cache reuse (only 0 yet)", low=0, high=INT_MAX),
-    _F("t_max_predict_ms", "int", "time limit that acts at a line break", low=-1, high=INT_MAX),
+    _F("t_max_predict_ms", "int", "time limit that acts at a line break", low=-1, high=INT64_MAX),
     _F("response_fields", "strings", "paths to keep of the native final result; empty: all"),
     _F("id_slot", "int", "slot to use, modulo the number of slots; -1: any"),
     _F("n_probs", "int", "log-probabilities of the N most likely tokens", aliases=("logprobs",)),
@@ -172,7 +173,7 @@ def wrong_type(name: str, expected: str, value: object) -> InvalidRequest:
 
 
 def out_of_range(name: str, low: float, high: float, value: object) -> InvalidRequest:
-    shown = str(value)
+    shown = str(int(value) if isinstance(value, bool) else value)
     if len(shown) > 40:
         shown = f"{shown[:37]}..."
     return InvalidRequest(f"Field '{name}': Value must be between {low} <= value <= {high}, but got {shown}")
@@ -269,14 +270,16 @@ def read_params(
     """
     general: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
+    if not _are_breakers(body.get("dry_sequence_breakers")):
+        raise InvalidRequest(
+            "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
+        )
     for field in REQUEST_FIELDS:
         found = present(body, field.names)
         if found is not None:
-            (sampling if field.name in _SAMPLING_NAMES else general)[field.name] = read_value(field, *found)
+            limited = replace(field, high=n_slots) if field.name == "n_cmpl" else field
+            (sampling if field.name in _SAMPLING_NAMES else general)[field.name] = read_value(limited, *found)
 
-    if general.get("n_cmpl", 1) > n_slots:
-        name, value = present(body, ("n_cmpl", "n"))
-        raise out_of_range(name, 1, n_slots, value)
     if not general.get("stop", ("",)):
         del general["stop"]  # an empty list falls back to the server's
     if general.get("reasoning_budget_tokens") == -1:
@@ -299,8 +302,6 @@ def read_params(
     if reasoning is not None:
         general["reasoning_format"] = _plain_reasoning_format(reasoning)
 
-    if "dry_sequence_breakers" in sampling and not sampling["dry_sequence_breakers"]:
-        raise InvalidRequest("Error: dry_sequence_breakers must be a non-empty array of strings")
     if sampling.get("dry_base", 1.0) < 1.0:
         del sampling["dry_base"]
     if body.get("samplers") is not None:
@@ -313,6 +314,10 @@ def read_params(
         params = replace(params, sampling=ban_end_tokens(params.sampling))
     _refuse_unsupported(body, params)
     return params
+
+
+def _are_breakers(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value))
 
 
 def read_reasoning_format(value: Any) -> str:
@@ -391,10 +396,10 @@ _KIND_NAMES = {
 
 
 def _limits_text(field: RequestField) -> str:
-    if field.low is None and (field.high is None or field.high == INT_MAX):
+    if field.low is None and field.high in (None, INT_MAX):
         return ""
     low = "" if field.low is None else f"{field.low:g}"
-    high = "" if field.high is None or field.high == INT_MAX else f"{field.high:g}"
+    high = "" if field.high in (None, INT_MAX, INT64_MAX) else f"{field.high:g}"
     return f"{low}..{high} {'clamped' if field.soft else 'refused'}"
 
 

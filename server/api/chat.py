@@ -149,8 +149,7 @@ class ChatFormat:
         chunks.append(self._chunk(index, {}, _finish_reason(generation, self._parsers[index])))
         if generation.params.n_probs > 0:
             self._add_logprobs(chunks[-1], generation, kept_records(generation, self._vocabulary))
-        if generation.params.verbose:
-            chunks[0]["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=True)
+        first = chunks[0]
         if self._n_unfinished is None:
             self._n_unfinished = len(generation.request.generations)
         self._n_unfinished -= 1
@@ -160,6 +159,8 @@ class ChatFormat:
             chunk["usage"] = usage(generation.request.generations[0])
             chunks.append(chunk)
         chunks[-1]["timings"] = generation.timings()
+        if generation.params.verbose:
+            first["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=True)
         return chunks
 
     def whole(self, generations: list[Generation]) -> Any:

@@ -66,8 +66,11 @@ def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[s
     return variables
 
 
-def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
-    """Messages -> prompt. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
+def chat_prompt(body: dict[str, Any], state: ServerState, *, tells_generation_prompt: bool = False) -> ChatPrompt:
+    """Messages -> prompt. tells_generation_prompt: somebody wants to see it, at the price of a second rendering.
+
+    Raises `InvalidRequest`, `NotSupported`, `TemplateError`.
+    """
     settings, loaded = state.settings, state.loaded
     asked = read_tools(body)
     grammar_rules = follows_grammar(body, loaded.defaults, has_tools=bool(asked.shown))
@@ -119,7 +122,7 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     may_think = variables.get("enable_thinking") is not False
     thinking = None if tags is None else thinking_rules(text, given, tags, may_open=may_think)
     generation_prompt = ""
-    if body.get("verbose") is True or loaded.defaults.verbose:  # nobody else sees it
+    if tells_generation_prompt:
         before = loaded.render_chat(
             conversation.messages, tools=asked.shown, add_generation_prompt=False, variables=variables
         )

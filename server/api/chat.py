@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -204,7 +205,10 @@ class ChatTask:
 async def read_prompt_tokens(http: Request, body: dict[str, Any]) -> tuple[ChatPrompt, list[int]]:
     """The prompt of a chat request, as text and tokens. Raises what `chat_prompt` raises."""
     state = server_state(http)
-    prompt = await in_thread_if_long(len(await http.body()), chat_prompt, body, state)
+    # Only those who want the native result see the generation prompt.
+    is_verbose = body.get("verbose") is True or state.loaded.defaults.verbose
+    render = partial(chat_prompt, tells_generation_prompt=is_verbose)
+    prompt = await in_thread_if_long(len(await http.body()), render, body, state)
     tokens = await in_thread_if_long(len(prompt.text), _encode, state.loaded.tokenizer, prompt.text)
     return prompt, tokens
 

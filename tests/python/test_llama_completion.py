@@ -149,7 +149,7 @@ def test_logit_bias_keys_and_values() -> None:
     "option",
     [
         {"tfs_z": True},
-        {"tools": ()},
+        
         {"suffix": 0},
     ],
 )

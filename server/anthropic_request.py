@@ -38,7 +38,7 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         chat_messages += _read_message(message, index)
     result: dict[str, Any] = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
     result["messages"] = chat_messages
-    result |= _tools(body) | _thinking(body)
+    result |= _tools(body) | _thinking(body) | _output(body)
     max_tokens = body.get("max_tokens")
     result["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     stop = body.get("stop_sequences")
@@ -69,6 +69,30 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
             fields["tool_choice"] = {"type": "function", "function": {"name": name}}
         if read_flag(choice.get("disable_parallel_tool_use"), "tool_choice.disable_parallel_tool_use", False):
             fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _output(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a chat request that say which form the answer has and how hard to think about it."""
+    config = body.get("output_config")
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise wrong_type("output_config", "object", config)
+    fields: dict[str, Any] = {}
+    if config.get("effort") is not None:
+        fields["reasoning_effort"] = _string(config, "effort", "output_config")
+    form = config.get("format")
+    if form is not None:
+        if not isinstance(form, dict):
+            raise wrong_type("output_config.format", "object", form)
+        if form.get("type") != "json_schema":
+            raise InvalidRequest(
+                f"Field 'output_config.format': the type is 'json_schema', not {_shown(form.get('type'))}"
+            )
+        if not isinstance(form.get("schema"), dict):
+            raise wrong_type("output_config.format.schema", "object", form.get("schema"))
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
     return fields
 
 

@@ -311,6 +311,8 @@ MESSAGES = (
     _B("stream", BOOL, "answer with server-sent events"),
     _B("chat_template_kwargs", OBJECT, "variables of the template"),
     _B("thinking", OBJECT, "`budget_tokens`: tokens of thoughts"),
+    _B("output_config", OBJECT, "`format`: a JSON schema of the answer; `effort`: as reasoning_effort in chats"),
+    _B("cache_control", OBJECT, "what to keep", no_effect="the longest known beginning is always reused"),
     _B("metadata", OBJECT, "notes of the client", no_effect="nothing is stored"),
     _B("service_tier", TEXT, "how soon", no_effect="there is one queue"),
     MODEL,

@@ -34,7 +34,10 @@ TOOLS = [
             "name": "weather",
             "parameters": {
                 "type": "object",
-                "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+                "properties": {
+                    "city": {"enum": ["Paris", "Rome"]},
+                    "days": {"type": "integer", "minimum": 0, "maximum": 9},
+                },
                 "required": ["city"],
             },
         },

@@ -8,7 +8,7 @@ import math
 import operator
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from typing_extensions import Unpack
 
 from pyllama import _engine
+from pyllama.adapters import ScaledFile, load_adapters, load_control_vector, read_scaled_files, read_scales
 from pyllama.chat_template import TEMPLATE_KEY, ChatTemplate, template_from_metadata
 from pyllama.checkpoints import checkpoint_rule
 from pyllama.completion import (
@@ -107,6 +108,10 @@ class Llama:
     devices: what the model runs on; None is the CPU. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
     split_mode: over several devices, 0 or ``"none"`` (all on the one with index `main_gpu`), 1 or ``"layer"`` (whole
     layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares, None for equal ones.
+    lora_adapters: LoRA adapter files and their scales, as a mapping or (path, scale) pairs; `set_lora_scales` changes
+    the scales later. lora_path, lora_scale: one such file, before those.
+    control_vectors: the same for files with directions that are added to the residual stream; control_vector_layers:
+    the first and last layer, from 0, after which they are; None: all.
     tensor_overrides: (regular expression, device) pairs that send tensors with a match to one device.
     n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted;
     they do not change results, and there is nothing for them to do on the CPU.
@@ -162,7 +167,10 @@ class Llama:
         last_n_tokens_size: int = 64,
         lora_base: str | None = None,
         lora_scale: float = 1.0,
-        lora_path: str | None = None,
+        lora_path: str | os.PathLike[str] | None = None,
+        lora_adapters: Mapping[str, float] | Iterable[ScaledFile] | None = None,
+        control_vectors: Mapping[str, float] | Iterable[ScaledFile] | None = None,
+        control_vector_layers: tuple[int, int] | None = None,
         numa: bool | int = False,
         chat_format: str | None = None,
         chat_handler: object | None = None,
@@ -182,7 +190,6 @@ class Llama:
         self._queue = CallQueue()
         for name, value, neutral in (
             ("lora_base", lora_base, None),
-            ("lora_path", lora_path, None),
             ("chat_handler", chat_handler, None),
             ("draft_model", draft_model, None),
             ("tokenizer", tokenizer, None),
@@ -211,6 +218,9 @@ class Llama:
             self._n_embd = architecture_number(self._metadata, "embedding_length")
             return
 
+        adapters = read_scaled_files("lora_path", [] if lora_path is None else [(lora_path, lora_scale)])
+        adapters += read_scaled_files("lora_adapters", lora_adapters)
+        steering = read_scaled_files("control_vectors", control_vectors)
         n_batch = read_count("n_batch", n_batch, at_least=1)
         engine_options = {
             "n_seq_max": 1 + (EMBEDDED_TOGETHER if embedding else 0),  # this object's sequence is the first
@@ -257,6 +267,8 @@ class Llama:
             keeps_states = needs_checkpoints and cache_bytes != 0 and n_checkpoints > 0
             engine = _engine.Engine(
                 model,
+                adapters=load_adapters(model, adapters),
+                control=load_control_vector(model, steering, control_vector_layers),
                 n_ctx=n_ctx or model.n_ctx_train,
                 cache_bytes=cache_bytes,
                 n_checkpoints=n_checkpoints,
@@ -279,6 +291,8 @@ class Llama:
             if embedding:
                 sequences = range(1, 1 + EMBEDDED_TOGETHER)
                 self._embedder = TextEmbedder(engine, sequences, self._pooling_type, model.n_embd)
+            self._lora_scales: tuple[float, ...] = ()
+            self._use_lora_scales(tuple(scale for _, scale in adapters))
             on_error.pop_all()
 
     @classmethod
@@ -405,6 +419,30 @@ class Llama:
         with self._call() as sequence:
             self._seed = read_seed(seed)
             sequence.forget_sampler()
+
+    @property
+    def lora_scales(self) -> tuple[float, ...]:
+        """One for each LoRA adapter, in the order in which they were given."""
+        self._open_sequence()
+        return self._lora_scales
+
+    def set_lora_scales(self, scales: Sequence[float]) -> None:
+        """From here on apply the adapters with these scales, one for each. Forgets the sequence if that changes any.
+
+        Raises `InvalidArgument` for another number of scales and for ones that are not finite.
+        """
+        with self._call():
+            values = read_scales(scales, len(self._lora_scales))
+            if values != self._lora_scales:
+                self._use_lora_scales(values)
+
+    def _use_lora_scales(self, scales: tuple[float, ...]) -> None:
+        sequence = self._open_sequence()
+        if scales:
+            sequence.use_scales(scales)
+            if self._embedder is not None:
+                self._embedder.use_scales(scales)
+        self._lora_scales = scales
 
     def reset(self) -> None:
         """Forget the sequence."""

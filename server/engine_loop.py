@@ -332,8 +332,9 @@ class EngineLoop:
         waiting = [Waiting(len(group), self._pinned_slot(group)) for group in self._waiting]
 
         def choose(index: int, free: Collection[int]) -> int:
-            prompt = self._waiting[index][0].tokens
-            slot, share = choose_slot([self.slots[i] for i in free], prompt, self._settings.similarity)
+            first = self._waiting[index][0]
+            candidates = [self.slots[i] for i in free]
+            slot, share = choose_slot(candidates, first.tokens, self._settings.similarity, first.params.applied_scales)
             slot_log.selected(slot, share)
             return slot.id
 
@@ -366,10 +367,11 @@ class EngineLoop:
 
     def _reuse_prefix(self, generation: Generation, slot: Slot) -> Any:
         """Begin with what is known of the tokens, unless the request wants them computed; the engine's answer."""
+        scales = generation.params.applied_scales
         if not generation.params.cache_prompt or generation.is_scoring:
-            self.memory.forget(slot)
+            self.memory.start_anew(slot, scales)
             return None
-        found = self.memory.reuse(slot, generation.tokens)
+        found = self.memory.reuse(slot, generation.tokens, scales)
         self.memory.plan_checkpoints(slot, generation.prompt)
         if found is not None:
             log.debug(

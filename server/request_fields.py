@@ -151,7 +151,6 @@ ACTIVE_SAMPLING: tuple[tuple[str, Callable[[SamplingParams], bool]], ...] = (
 
 # Fields without a row above. Value: is it neutral?
 UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "lora": lambda v: v == [],
     "chat_format": lambda v: v in (0, "Content-only") and v is not False,
     "chat_parser": lambda v: v == "",
     "parse_tool_calls": lambda v: v is False,
@@ -160,7 +159,6 @@ UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
 
 # JSON types of these fields where they exist: another type is the client's mistake (400), not a missing feature.
 _UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
-    "lora": ("array",),
     "chat_format": ("number", "string"),
     "chat_parser": ("string",),
     "parse_tool_calls": ("boolean",),

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from pyllama.download.model_options import choose_model
-from pyllama.options import Options, grammar_from_options, placement_arguments, rope_arguments
+from pyllama.options import Options, adapter_arguments, grammar_from_options, placement_arguments, rope_arguments
 from pyllama.options.sampling import NOT_BUILT, canonical_name
 from pyllama.thread_placement import engine_thread_options
 
@@ -40,6 +40,7 @@ def load_llama(options: Options) -> Any:
         verbose=False,
         **placement_arguments(options),
         **rope_arguments(options),
+        **adapter_arguments(options),
         **engine_thread_options(options),
     )
 

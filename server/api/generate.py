@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -26,7 +27,7 @@ from pyllama.server.responses import json_response
 from pyllama.server.sampling_params import banned_tokens, make_sampler
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
-from pyllama.server.stream_replay import CONVERSATION_HEADER
+from pyllama.server.stream_replay import conversation_id
 
 # Texts longer than this are tokenised on another thread, so that other clients' streams do not wait.
 LONG_TEXT = 20_000
@@ -59,7 +60,8 @@ def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParam
         logit_bias=lambda value: read_logit_bias(value, loaded.tokenizer, loaded.vocabulary.n_vocab),
         ban_end_tokens=loaded.ban_end_tokens,
     )
-    return with_guide_fields(params, body, loaded.vocabulary)
+    params = with_guide_fields(params, body, loaded.vocabulary)
+    return replace(params, adapter_scales=loaded.adapters.scales_of(body.get("lora")))
 
 
 def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide:
@@ -158,7 +160,7 @@ async def respond(
     request = build_request(prompts, params, loaded, state.settings.n_predict, guide)
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
-    conversation = http.headers.get(CONVERSATION_HEADER) if params.stream else None
+    conversation = conversation_id(http.headers) if params.stream else None
     # A stream with a conversation goes on when its client leaves; only its own end or a word to stop it ends it.
     kept = state.streams.open(conversation, mailbox.close) if conversation else None
     watcher = None if kept is not None else asyncio.create_task(close_on_disconnect(http, request))

@@ -24,7 +24,7 @@ from pyllama.server.router.instance import Instance
 from pyllama.server.router.pool import Pool
 from pyllama.server.router.streams import StreamOwner, StreamOwners, cancelled_while_waiting
 from pyllama.server.sse import sse_event
-from pyllama.server.stream_replay import CONVERSATION_HEADER
+from pyllama.server.stream_replay import conversation_id
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -71,7 +71,7 @@ class Forwarder:
         target = await in_thread_if_long(len(body), read_target, request.method, request.query_params, body)
         autoload = request.query_params.get("autoload")
         loads = self._autoload if autoload is None else autoload in ("1", "true")
-        conversation = request.headers.get(CONVERSATION_HEADER) if target.streams else None
+        conversation = conversation_id(request.headers) if target.streams else None
         if conversation:
             await self._pass_on_kept(request, target.model, loads, body, send, conversation)
         else:

@@ -83,7 +83,7 @@ def test_arguments_reach_the_engine(path: Path) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        {"pooling_type": 5}, {"lora_path": "x"}, {"lora_base": "x"}, {"draft_model": object()}, {"tokenizer": object()},
+        {"pooling_type": 5}, {"lora_base": "x"}, {"draft_model": object()}, {"tokenizer": object()},
         {"chat_handler": object()}, {"spm_infill": True}, {"pooling_type": "rank"}, {"n_ctx": -1}, {"n_batch": 0},
         {"n_threads": -2}, {"type_k": 4}, {"rope_scaling_type": 9}, {"last_n_tokens_size": -1},
     ],

@@ -312,6 +312,7 @@ def test_logit_bias_in_every_spelling_bans_tokens(serve: Any, bias: Any) -> None
     assert "c" in content
 
 
+@pytest.mark.contract("ignore_eos 1", "ignore_eos 2")
 def test_ignore_eos_bans_end_tokens_and_shows_null_biases(serve: Any) -> None:
     server = serve(engine={"next_token": forced_text(b"hi")})
     result = server.post("/completion", {"prompt": "|", "n_predict": 5, "ignore_eos": True}).json()
@@ -336,6 +337,7 @@ def test_progress_and_timings_in_a_stream(serve: Any) -> None:
     assert all("timings" in event for event in events)
 
 
+@pytest.mark.contract("own 13")
 def test_n_indent_cuts_the_first_line_that_is_indented_less(serve: Any) -> None:
     text = b"if x:\n    a = 1\n    b = 2\n  c = 3\n"
     server = serve(engine={"next_token": forced_text(text)})
@@ -346,6 +348,7 @@ def test_n_indent_cuts_the_first_line_that_is_indented_less(serve: Any) -> None:
     assert "".join(event["content"] for event in server.events("/completion", body)) == result["content"]
 
 
+@pytest.mark.contract("own 14")
 def test_the_time_limit_acts_at_a_line_break(serve: Any) -> None:
     text = b"x" * 20 + b"\n" + b"y" * 20
     server = serve(engine={"next_token": forced_text(text), "step_seconds": 0.002})
@@ -353,6 +356,7 @@ def test_the_time_limit_acts_at_a_line_break(serve: Any) -> None:
     assert (result["content"], result["stop_type"]) == ("x" * 20 + "\n", "limit")
 
 
+@pytest.mark.contract("own 5")
 def test_silence_is_filled_with_comment_lines(serve: Any) -> None:
     server = serve(engine={"step_seconds": 2.5})
     text = server.post("/completion", {"prompt": "x", "n_predict": 1, "stream": True, "sse_ping_interval": 1}).text
@@ -466,6 +470,7 @@ def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:
     assert server.post("/completion", body).status_code == 501
 
 
+@pytest.mark.contract("own 15")
 def test_every_sampler_of_a_request_reaches_the_engine(serve: Any) -> None:
     seen: list[dict[str, Any]] = []
 

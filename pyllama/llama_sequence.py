@@ -15,6 +15,7 @@ from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.grammar import Constraint
+from pyllama.grammar.guide import Guide
 from pyllama.llama_state import LlamaState, LogitsRows
 
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
@@ -244,7 +245,7 @@ class TokenSequence:
         criteria: Sequence[StoppingCriterion] = (),
         *,
         reset: bool = True,
-        constraint: Constraint | None = None,
+        constraint: Constraint | Guide | None = None,
     ) -> Generator[DrawnToken, Sequence[int] | None, None]:
         """Draw token after token; a drawn one enters the memory when the next is asked for. `criteria` end it.
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama.chat.tool_grammar import check_tools, tool_grammar, tool_triggers
+from pyllama.chat.tool_grammar import check_tools, tool_grammar
 from pyllama.errors import InvalidArgument
 from pyllama.grammar import GrammarError
 from pyllama.grammar.guide import Guide, GuideSource, compile_guide
@@ -68,12 +68,12 @@ def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide
     """What steers the answers, at their beginning. Raises `InvalidRequest` for what cannot be honoured."""
     vocabulary = loaded.vocabulary
     grammars, grammar, tools = vocabulary.grammars, params.grammar_source, params.tools
-    triggers = params.grammar_triggers
     try:
         if tools is not None:
             grammar = tool_grammar(tools, grammars.marker)
-            triggers = () if tools.is_required else tool_triggers(tools)
-        source = GuideSource(grammar, triggers, params.thinking, params.budget, is_forgiving=tools is not None)
+        source = GuideSource(
+            grammar, params.grammar_triggers, params.thinking, params.budget, is_forgiving=tools is not None
+        )
         tags = [tag for rules in (params.thinking,) if rules is not None for tag in (rules.start, rules.end)]
         tags += [tag for rules in (params.budget,) if rules is not None for tag in (rules.start, *rules.ends)]
         shown = params.preserved_tokens | vocabulary.hidden_markers(tags)

@@ -503,11 +503,8 @@ def test_chat_logprobs(llm: Llama) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [
-        {"tools": [{"type": "function"}]}, {"functions": [{}]}, {"tool_choice": "required"},
-        {"function_call": {"name": "f"}},
-    ],
-)  # fmt: skip
+    [{"functions": [{}]}, {"function_call": {"name": "f"}}],
+)
 def test_chat_option_to_come_is_named(llm: Llama, option: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=f"{next(iter(option))}.*not supported yet"):
         llm.create_chat_completion(MESSAGES, **option)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -157,6 +158,8 @@ class ErrorMiddleware:
 
         try:
             await self._app(scope, receive, send_watched)
+        except ClientDisconnect:  # before its body was complete: nobody reads an answer
+            log.debug("%s %s: the client left", scope.get("method"), scope.get("path"))
         except Exception as error:
             if not isinstance(error, (RequestError, PyllamaError)):
                 log.exception("%s %s failed", scope.get("method"), scope.get("path"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,12 +16,14 @@ from starlette.routing import BaseRoute, Mount, Route
 from pyllama.server.api import (
     anthropic_messages,
     chat,
+    chat_control,
     completions,
     cors_proxy,
     embeddings,
     infill,
     info,
     lora,
+    no_such_model,
     openai_responses,
     rerank,
     slots,
@@ -40,7 +41,7 @@ from pyllama.server.middleware import (
 from pyllama.server.responses import error_response
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
-from pyllama.server.static_pages import StaticPages
+from pyllama.server.static_pages import StaticPages, service_worker
 from pyllama.server.vertex import vertex_routes
 
 STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
@@ -63,12 +64,16 @@ ROUTES = (
     ("POST", "/v1/chat/completions", chat.chat_completion),
     ("POST", "/chat/completions/input_tokens", chat.count_tokens),
     ("POST", "/v1/chat/completions/input_tokens", chat.count_tokens),
+    ("POST", "/v1/chat/completions/control", chat_control.control),
     ("POST", "/responses", openai_responses.create_response),
     ("POST", "/v1/responses", openai_responses.create_response),
     ("POST", "/responses/input_tokens", openai_responses.count_tokens),
     ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
     ("POST", "/v1/messages", anthropic_messages.create_message),
     ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens),
+    ("POST", "/audio/transcriptions", no_such_model.transcribe),
+    ("POST", "/v1/audio/transcriptions", no_such_model.transcribe),
+    ("POST", "/v1/systemone", no_such_model.decide),
     ("POST", "/infill", infill.infill),
     ("POST", "/embedding", embeddings.native_embeddings),
     ("POST", "/embeddings", embeddings.native_embeddings),
@@ -85,21 +90,17 @@ ROUTES = (
     ("GET", "/v1/stream", streams.read_stream),
     ("DELETE", "/v1/stream", streams.stop_stream),
     ("POST", "/v1/streams/lookup", streams.lookup_streams),
+    ("GET", "/sw.js", service_worker),
+    ("GET", "/cors-proxy", cors_proxy.cors_proxy),
+    ("POST", "/cors-proxy", cors_proxy.cors_proxy),
 )
 
-GUARDED_PATHS = ("/cors-proxy", "/tools")
-ROUTE_PATHS = frozenset({*GUARDED_PATHS, *(path for _, path, _ in ROUTES)})
+DISABLED_PATHS = ("/tools",)  # 403, as in a llama-server where they are off
+ROUTE_PATHS = frozenset({*DISABLED_PATHS, *(path for _, path, _ in ROUTES)})
 
 
-def guarded_routes(settings: ServerSettings) -> list[BaseRoute]:
-    """Experimental routes, which answer 403 where they are off."""
-    proxy = cors_proxy.CorsProxy(settings) if settings.has_cors_proxy else cors_proxy.disabled
-
-    async def fetch(http: Request) -> Any:
-        return await proxy(http)
-
-    handlers = {"/cors-proxy": fetch, "/tools": cors_proxy.disabled}
-    return [Route(settings.api_prefix + path, handlers[path], methods=["GET", "POST"]) for path in GUARDED_PATHS]
+def disabled_routes(settings: ServerSettings) -> list[BaseRoute]:
+    return [Route(settings.api_prefix + path, cors_proxy.disabled, methods=["GET", "POST"]) for path in DISABLED_PATHS]
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -119,7 +120,7 @@ def create_app(state: ServerState) -> Starlette:
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in ROUTES]
-    routes += [*guarded_routes(settings), *vertex_routes(settings, ROUTES)]
+    routes += [*disabled_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, StaticPages(settings.static_path)))
     app = Starlette(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import httpx
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from pyllama.server.errors import FeatureDisabled, InvalidRequest, ServerFault
 from pyllama.server.followed_stream import until_disconnect
@@ -71,34 +72,32 @@ def headers_for(http: Request) -> list[tuple[bytes, bytes]]:
     return [(key, value) for key, value in named if key and key not in REQUEST_HEADERS_KEPT_BACK]
 
 
-class CorsProxy:
-    """The handler of one application. It follows no redirects and uses no proxy of the environment."""
+async def cors_proxy(http: Request) -> Any:
+    """Of the server and of the router. It follows no redirects and uses no proxy of the environment."""
+    settings: ServerSettings = http.app.state.server.settings
+    if not settings.has_cors_proxy:
+        raise FeatureDisabled
+    origin = header(http.scope, b"origin")
+    is_foreign = header(http.scope, b"sec-fetch-site") == b"cross-site" and not origin
+    if is_foreign or (origin and not OriginPolicy(settings).admits(origin)):
+        raise FeatureDisabled("pages of this origin may not use the proxy; see --cors-origins")
+    url, body = target_of(http), await http.body()
+    request = httpx.Request(http.method, url, headers=headers_for(http), content=body or None)
+    timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
+    request.extensions["timeout"] = timeout.as_dict()
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self._policy = OriginPolicy(settings)
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        fetching = asyncio.create_task(_fetch(request, send))
+        leaving = asyncio.create_task(until_disconnect(receive))
+        try:
+            await asyncio.wait({fetching, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if fetching.done():
+                fetching.result()
+        finally:
+            leaving.cancel()
+            fetching.cancel()
 
-    async def __call__(self, http: Request) -> ASGIApp:
-        origin = header(http.scope, b"origin")
-        is_foreign = header(http.scope, b"sec-fetch-site") == b"cross-site" and not origin
-        if is_foreign or (origin and not self._policy.admits(origin)):
-            raise FeatureDisabled("pages of this origin may not use the proxy; see --cors-origins")
-        url, body = target_of(http), await http.body()
-        request = httpx.Request(http.method, url, headers=headers_for(http), content=body or None)
-        timeout = httpx.Timeout(SECONDS, connect=CONNECT_SECONDS)
-        request.extensions["timeout"] = timeout.as_dict()
-
-        async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            fetching = asyncio.create_task(_fetch(request, send))
-            leaving = asyncio.create_task(until_disconnect(receive))
-            try:
-                await asyncio.wait({fetching, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if fetching.done():
-                    fetching.result()
-            finally:
-                leaving.cancel()
-                fetching.cancel()
-
-        return call
+    return call
 
 
 async def _fetch(request: httpx.Request, send: Send) -> None:

@@ -40,7 +40,7 @@ async def run_embeddings(http: Request, texts: list[list[int]]) -> list[Embeddin
             raise InvalidRequest("Input content cannot be empty")
         if len(tokens) > loaded.n_ctx_slot:
             raise InputTooLarge(len(tokens), loaded.n_ctx_slot)
-    request = EmbeddingRequest(texts)
+    request = EmbeddingRequest(texts, loaded.adapters.scales_of(None))
     loaded.engine_loop.submit(request)
     watcher = asyncio.create_task(close_on_disconnect(http, request))
     n_left = len(request.tasks)
@@ -131,7 +131,10 @@ def _joined_parts(value: Any) -> Any:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("image_url", "input_audio", "input_video", "video_url"):
-            raise ServerFault(f"{kind.replace('input_', '').replace('_url', '')} input is not supported")
+            medium = kind.replace("input_", "").replace("_url", "")
+            raise ServerFault(
+                f"{medium} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+            )
         if kind != "text" or not isinstance(part.get("text"), str):
             raise InvalidRequest('"input": a part of "content" must be {"type": "text", "text": "..."}')
         texts.append(part["text"])

@@ -17,8 +17,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
 from pyllama.download.model_options import ModelSource
+from pyllama.server.api import cors_proxy
 from pyllama.server.api.info import health
-from pyllama.server.app import ROUTE_PATHS, ROUTES, guarded_routes
+from pyllama.server.app import ROUTE_PATHS, ROUTES, disabled_routes
 from pyllama.server.errors import InvalidRequest, NotFound, ServerFault
 from pyllama.server.generation_params import settings_json
 from pyllama.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, CorsMiddleware, ErrorMiddleware
@@ -31,7 +32,7 @@ from pyllama.server.router.pool import Entry, MakeInstance, Pool
 from pyllama.server.router.presets import CatalogError
 from pyllama.server.settings import ServerSettings
 from pyllama.server.sse import STREAM_HEADERS, sse_event
-from pyllama.server.static_pages import PagesFirst, StaticPages
+from pyllama.server.static_pages import PagesFirst, StaticPages, service_worker
 from pyllama.server.vertex import vertex_routes
 
 log = logging.getLogger("pyllama.server.srv")
@@ -261,6 +262,9 @@ OWN_ROUTES = (
     ("GET", "/v1/stream", streams.read_stream),
     ("DELETE", "/v1/stream", streams.stop_stream),
     ("POST", "/v1/streams/lookup", streams.lookup_streams),
+    ("GET", "/sw.js", service_worker),
+    ("GET", "/cors-proxy", cors_proxy.cors_proxy),
+    ("POST", "/cors-proxy", cors_proxy.cors_proxy),
 )
 
 ROUTER_PATHS = ROUTE_PATHS | {path for _, path, _ in OWN_ROUTES}
@@ -281,7 +285,7 @@ def create_router_app(state: RouterState) -> Starlette:
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in OWN_ROUTES]
-    routes += [*guarded_routes(settings), *vertex_routes(settings, ROUTES)]
+    routes += [*disabled_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, PagesFirst(StaticPages(settings.static_path), state.forwarder)))
     else:

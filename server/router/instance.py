@@ -19,6 +19,7 @@ log = logging.getLogger("pyllama.server.child")
 log.setLevel(logging.DEBUG)  # what a child says was filtered by its own verbosity
 
 LONGEST_LINE = 1 << 20
+SERVING = ("loaded", "sleeping")  # a sleeping child wakes by itself when it is asked
 
 
 class Instance:
@@ -47,7 +48,7 @@ class Instance:
 
     @property
     def is_loaded(self) -> bool:
-        return self.state == "loaded" and not self.is_stopping
+        return self.state in SERVING and not self.is_stopping
 
     async def run(self) -> int:
         """Start the process and see it through to its end: the exit code. Raises `OSError` when it cannot start."""
@@ -79,7 +80,7 @@ class Instance:
         self.is_stopping = True
         if self._process is None:
             return
-        if self.state != "loaded":
+        if self.state not in SERVING:
             self._kill()
             return
         assert self._process.stdin is not None

@@ -18,6 +18,7 @@ from generate_compatibility_doc import PAGE, compatibility_document, is_served
 from support_app import THINKING_TEMPLATE
 
 import pyllama.server
+from pyllama.options import environment
 from pyllama.server import responses
 from pyllama.server.app import ROUTES
 from pyllama.server.body_fields import GENERATION, BodyField
@@ -30,7 +31,7 @@ Serve = Callable[..., Any]
 REQUIRED: dict[str, Any] = {
     "prompt": "a", "messages": [{"role": "user", "content": "a"}], "input": "a", "content": "a", "query": "a",
     "documents": ["a"], "tokens": [97], "input_prefix": "a", "input_suffix": "b", "max_tokens": 1, "filename": "a",
-    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tools": [{"type": "function", "function": {"name": "f"}}], "id": "a", "action": "reasoning_end",
 }  # fmt: skip
 
 # Bodies of another form, where not every field is read with the first one.
@@ -50,17 +51,34 @@ def test_every_route_has_a_row_and_every_path_one_row() -> None:
     assert {(method, path) for method, path, _ in (*ROUTES, *OWN_ROUTES)} <= routes
 
 
-def test_what_is_not_served_says_why_and_what_is_served_does_not() -> None:
+def test_what_is_served_has_its_routes() -> None:
+    own = {(method, path) for method, path, _ in OWN_ROUTES}
+    served = {(method, path) for method, path, _ in ROUTES}
     for endpoint in ENDPOINTS:
-        assert bool(endpoint.absent) is not is_served(endpoint), endpoint.paths
+        if is_served(endpoint):
+            assert (own if endpoint.router else served).issuperset(endpoint.routes), endpoint.paths
 
 
-def test_a_path_that_is_not_served_is_404(serve: Serve) -> None:
+def test_a_path_that_is_not_served_answers_as_its_row_says(serve: Serve) -> None:
     server = serve()
     for endpoint in ENDPOINTS:
         for method, path in endpoint.routes:
             if not is_served(endpoint):
-                assert server.client.request(method, path, json={}).status_code == 404, path
+                assert server.client.request(method, path, json={}).status_code == endpoint.status, path
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/v1/audio/transcriptions", "The current model does not support audio input."),
+        ("/audio/transcriptions", "The current model does not support audio input."),
+        ("/v1/systemone", "This model is not a decision model"),
+    ],
+)
+def test_what_no_model_here_can_do_is_said_with_501(serve: Serve, path: str, message: str) -> None:
+    error = {"error": {"code": 501, "message": message, "type": "not_supported_error"}}
+    response = serve().client.post(path, content=b"not JSON")
+    assert (response.status_code, response.json()) == (501, error)
 
 
 def test_page_is_what_the_tables_give() -> None:
@@ -73,6 +91,22 @@ def test_names_of_fields_are_unique_within_an_endpoint() -> None:
     for endpoint in ENDPOINTS:
         names = [name for field in endpoint.fields for name in field.names]
         assert len(names) == len(set(names)), endpoint.paths
+
+
+def test_variables_that_work_are_read_somewhere_and_the_others_nowhere() -> None:
+    package = Path(pyllama.__file__).parent
+    own = Path(environment.__file__).resolve()
+    folders = (package, Path(pyllama.server.__file__).parent)
+    files = {file.resolve() for folder in folders for file in folder.rglob("*.py")} - {own}
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    for variable in environment.VARIABLES:
+        assert (f'"{variable.name}"' in source) is not bool(variable.no_effect), variable.name
+
+
+def test_the_media_marker_can_be_given(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve().get("/props").json()["media_marker"] != serve().get("/props").json()["media_marker"]
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", "<here>")
+    assert serve().get("/props").json()["media_marker"] == "<here>"
 
 
 def source_words() -> set[str]:
@@ -163,7 +197,6 @@ def refused_rows() -> list[Any]:
 
 ACTIVE: dict[str, Any] = {
     "n_cmpl": 2, "best_of": 2, "conversation": "c", "prompt": "p", "chat_format": 1, "top_logprobs": 2,
-    "reasoning_budget_tokens": 5,
 }  # fmt: skip
 
 

@@ -32,6 +32,9 @@ from pyllama.server.stream_replay import conversation_id
 # Texts longer than this are tokenised on another thread, so that other clients' streams do not wait.
 LONG_TEXT = 20_000
 
+# As many as may wait in the queue at all; each costs memory and time before anything is computed.
+MAX_PROMPTS = 1024
+
 
 class ResultFormat(Protocol):
     """One API family's view of results. An instance serves one request."""
@@ -108,6 +111,8 @@ def build_request(
     guide: Guide | None = None,
 ) -> ActiveRequest:
     """Generations prompt by prompt, choice by choice. Raises `ExceedsContext`, `InvalidRequest`."""
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f'"prompt": a request has at most {MAX_PROMPTS} prompts, but found {len(prompts)}')
     for prompt in prompts:
         if len(prompt) >= loaded.n_ctx_slot:
             raise ExceedsContext(len(prompt), loaded.n_ctx_slot)

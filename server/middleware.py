@@ -29,7 +29,7 @@ CLOSES = (b"connection", b"close")
 STAYS_OPEN = (b"keep-alive", b"timeout=%d, max=%d" % (KEEP_ALIVE_SECONDS, MAX_REQUESTS))
 MAX_BODY_BYTES = 100 * 1024 * 1024
 # Without a key: health, and where a browser looks for the web interface (404 as long as there is none).
-PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html"})
+PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html", "/sw.js"})
 
 
 def header(scope: Scope, name: bytes) -> bytes:

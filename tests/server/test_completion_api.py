@@ -471,6 +471,23 @@ def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:
 
 
 @pytest.mark.contract("own 15")
+def test_an_echoed_prompt_with_a_budget_of_0_is_scored_and_not_continued(serve: Any) -> None:
+    server = serve()
+    body = {"prompt": ["hello", "you"], "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+    answer = server.post("/v1/completions", body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hello", "you"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [5, 3]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert (answer["usage"]["completion_tokens"], answer["usage"]["total_tokens"]) == (0, 5)
+    longer = server.post("/v1/completions", {**body, "max_tokens": 1}).json()["choices"][0]
+    assert longer["logprobs"]["token_logprobs"][:5] == answer["choices"][0]["logprobs"]["token_logprobs"]
+    *partials, final = server.events("/v1/completions", {**body, "prompt": "hello"})[:-1]
+    assert "".join(event["choices"][0]["text"] for event in partials) == "hello"
+    assert (final["choices"][0]["text"], final["usage"]["completion_tokens"]) == ("", 0)
+    plain = server.post("/v1/completions", {**body, "echo": False}).json()
+    assert len(plain["choices"][0]["text"]) == 1
+
+
 def test_every_sampler_of_a_request_reaches_the_engine(serve: Any) -> None:
     seen: list[dict[str, Any]] = []
 

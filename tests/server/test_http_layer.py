@@ -4,6 +4,7 @@ information routes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 from engine_server import EngineServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyllama.chat_template import ChatTemplate
 from pyllama.server.app import ROUTES
+from pyllama.server.chat_templates import ServerTemplate
 from pyllama.server.errors import ERRORS
 from pyllama.server.metrics import METRICS
-from pyllama.server.middleware import BodyLimitMiddleware
+from pyllama.server.middleware import MAX_BODY_BYTES, BodyLimitMiddleware
 
 NOT_FOUND = '{"error":{"message":"File Not Found","type":"not_found_error","code":404}}'
 
@@ -56,6 +59,26 @@ def test_headers_that_every_answer_carries(serve: Any) -> None:
     assert response.headers["content-type"] == "application/json; charset=utf-8"
     assert response.headers["keep-alive"] == "timeout=5, max=100"
     assert "cache-control" not in response.headers
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 500, 501, 503])
+def test_every_error_closes_the_connection_and_has_the_headers_of_all_answers(serve: Any, status: int) -> None:
+    """The order of checks: readiness, key, size, route, handler."""
+    server = serve(loads=status != 503, api_keys=("secret",))
+    headers = {"Origin": "http://page", "X-Api-Key": "wrong" if status in (401, 503) else "secret"}
+    path = {401: "/nope", 404: "/nope", 501: "/rerank"}.get(status, "/tokenize")
+    body: Any = b"{}" if status in (401, 404, 501) else b"["
+    if status == 413:
+        body, headers["Content-Length"] = b"", str(MAX_BODY_BYTES + 1)
+    if status == 500:
+        body, server.vocabulary.tokenizer.encode = b'{"content": "x"}', None
+    response = server.client.post(path, content=body, headers=headers)
+    assert response.status_code == response.json()["error"]["code"] == status
+    assert response.headers["connection"] == "close"
+    assert "keep-alive" not in response.headers
+    assert response.headers["server"] == "llama.cpp"
+    assert response.headers["access-control-allow-origin"] == "http://page"
+    assert response.headers["content-type"] == "application/json; charset=utf-8"
 
 
 def test_a_strangers_web_page_gets_no_credentials_without_a_key(serve: Any) -> None:
@@ -245,6 +268,17 @@ def test_props_keys_in_order(serve: Any) -> None:
 
 
 @pytest.mark.contract("own 29")
+def test_props_show_the_template_for_tools_where_there_is_one(serve: Any) -> None:
+    server = serve()
+    tokenizer = server.vocabulary.tokenizer
+    assert "chat_template_tool_use" not in server.get("/props").json()
+    template = ServerTemplate(ChatTemplate("plain"), tokenizer, ServerTemplate(ChatTemplate("with tools"), tokenizer))
+    server.state.set_loaded(replace(server.state.loaded, chat_template=template))
+    props = server.get("/props").json()
+    assert list(props)[-1] == "chat_template_tool_use"
+    assert (props["chat_template"], props["chat_template_tool_use"]) == ("plain", "with tools")
+
+
 def test_changing_props_needs_the_option_and_does_nothing(serve: Any) -> None:
     assert serve().post("/props", {}).status_code == 501
     assert serve(has_props=True).post("/props", {}).json() == {"success": True}

@@ -62,6 +62,7 @@ class GuideSource:
 
     thinking: the grammar waits for the end of this block. Without it a budget counts beside the grammar, which then may
     forbid what the budget would force. is_forgiving: a text that a lazy grammar cannot go on from stays free.
+    given: what the prompt holds of the answer already; a grammar that can go on from it does.
     """
 
     grammar: GrammarSource | None = None
@@ -69,6 +70,7 @@ class GuideSource:
     thinking: ThinkingRules | None = None
     budget: BudgetRules | None = None
     is_forgiving: bool = False
+    given: str = ""
 
     @property
     def acts(self) -> bool:
@@ -294,6 +296,11 @@ class Guide:
             self._constraint, self._active = self._early, True
         self._opening = self._early = None
 
+    def look(self, text: bytes) -> None:
+        """Read free text that comes before the first token."""
+        if self._watch is not None and text:
+            self._look(self._watch, text, text)
+
     def _look(self, watch: TriggerWatch, token: int | bytes, piece: bytes) -> None:
         replay = watch.push(token, piece)
         if replay is not None:
@@ -344,7 +351,10 @@ def compile_guide(
             early = compiler.compile(grammar)
     elif grammar is not None:
         constraint = compiler.compile(grammar)
-    return Guide(
+        continued = constraint.copy()
+        if source.given and continued.try_spell(source.given.encode("utf-8", "replace")):
+            constraint = continued
+    guide = Guide(
         compiler,
         pieces,
         (),
@@ -358,6 +368,9 @@ def compile_guide(
         budget_beside=thinking is None,
         is_forgiving=source.is_forgiving,
     )
+    if watch is not None and source.given and thinking is None:
+        guide.look(source.given.encode("utf-8", "replace"))
+    return guide
 
 
 def _handover(

@@ -159,6 +159,7 @@ def test_a_free_answer_needs_no_call_and_a_call_that_has_begun_keeps_to_its_sche
         assert is_valid(name, arguments)
 
 
+@pytest.mark.contract("own 25")
 @FAMILIES
 def test_a_call_is_forced_from_a_model_that_would_not_make_it(serve: Any, style: ToolStyle | None) -> None:
     """Known faults E17 and E18."""

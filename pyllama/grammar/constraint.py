@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ _LIMITS = {"step_max_items": 5_000_000, "max_items_in_row": 10_000}
 
 
 # Clients with tools send the same ones with every turn, and a hundred of them take a tenth of a second to compile.
-KEPT_GRAMMARS = 16
+MOST_KEPT = 32
 
 
 class GrammarError(InvalidArgument):
@@ -99,6 +99,11 @@ class Constraint:
         tokens = self._compiler.spell(text)
         return bool(self._matcher.try_consume_tokens(tokens) == len(tokens))
 
+    def can_spell(self, text: bytes) -> bool:
+        """Whether the text could come next. Nothing changes."""
+        tokens = self._compiler.spell(text)
+        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
+
     def accept(self, token: int) -> None:
         """Go on with a drawn token. Raises `ConstraintFailed` when the grammar does not allow it."""
         if token in self._compiler.end_ids:
@@ -133,29 +138,34 @@ class GrammarCompiler:
         self._n_vocab = n_vocab
         self._lock = threading.Lock()
         self._table: Any = None
-        self._compiled: dict[GrammarSource, Any] = {}  # matchers at the beginning of a text
+        self._made: dict[Hashable, Any] = {}  # matchers at the beginning of a text, and what belongs to them
         self._past: dict[bytes, list[tuple[int, int, bytes]]] = {}
         self.end_ids: frozenset[int] = frozenset(token for token in tokenizer.eog_ids if token < n_vocab)
         # llguidance wants an end token: without one a number after all tokens stands for it, which no mask shows.
         self._end = min(self.end_ids, default=n_vocab)
         self._end_mask = self._bits(self.end_ids)
+        self._all = self._bits(range(n_vocab))
 
     def compile(self, source: GrammarSource, banned: Collection[int] = ()) -> Constraint:
         """A constraint at the beginning of a text. banned: tokens that the sampler will not draw.
 
         Raises `GrammarError`.
         """
-        with self._lock:
-            matcher = self._compiled.pop(source, None)
-            if matcher is not None:
-                self._compiled[source] = matcher  # the last one used stands last
-        if matcher is None:
-            matcher = self._compile(source)
-            with self._lock:
-                self._compiled[source] = matcher
-                while len(self._compiled) > KEPT_GRAMMARS:
-                    del self._compiled[next(iter(self._compiled))]
+        matcher = self.kept(source, lambda: self._compile(source))
         return Constraint(matcher.deep_copy(), self, banned)
+
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns; what was made last for this vocabulary is kept. It must not be changed."""
+        with self._lock:
+            if key in self._made:
+                self._made[key] = self._made.pop(key)  # the last one used stands last
+                return self._made[key]
+        made = make()
+        with self._lock:
+            self._made[key] = made
+            while len(self._made) > MOST_KEPT:
+                del self._made[next(iter(self._made))]
+        return made
 
     def _compile(self, source: GrammarSource) -> Any:
         from llguidance import LLMatcher, LLParserLimits
@@ -223,7 +233,7 @@ class GrammarCompiler:
 
     def mask_without(self, banned: Collection[int]) -> NDArray[np.uint32]:
         """All tokens of the model but the banned ones."""
-        return ~self._bits(banned) & self._bits(range(self._n_vocab))
+        return ~self._bits(banned) & self._all
 
     def spread_end(self, mask: NDArray[np.uint32]) -> None:
         """Where the one end token that llguidance knows is allowed, all of them are."""

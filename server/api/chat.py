@@ -232,6 +232,7 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
         preserved_tokens=params.preserved_tokens | loaded.vocabulary.hidden_markers(prompt.markers),
         tools=prompt.tools,
         thinking=thinking if waits else None,
+        given=prompt.given if waits else "",
         budget=budget,
         generation_prompt=params.generation_prompt or prompt.generation_prompt,
         chat_format="peg-native" if server_state(http).settings.parses_chat else "Content-only",

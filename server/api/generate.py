@@ -75,7 +75,12 @@ def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide
         if tools is not None:
             grammar = tool_grammar(tools, grammars.marker)
         source = GuideSource(
-            grammar, params.grammar_triggers, params.thinking, params.budget, is_forgiving=tools is not None
+            grammar,
+            params.grammar_triggers,
+            params.thinking,
+            params.budget,
+            is_forgiving=tools is not None,
+            given=params.given,
         )
         tags = [tag for rules in (params.thinking,) if rules is not None for tag in (rules.start, rules.end)]
         tags += [tag for rules in (params.budget,) if rules is not None for tag in (rules.start, *rules.ends)]

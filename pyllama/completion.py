@@ -42,6 +42,7 @@ class TokenText(Protocol):
 
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+ALL_SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
 
 _PLAIN_NUMBERS = (
     "repeat_penalty",
@@ -123,8 +124,8 @@ class SamplingOptions:
                 raise TypeError(f"{name} must be a sequence of str, found {texts!r}")
             object.__setattr__(self, name, tuple(texts))
         for name in self.samplers:
-            if name not in (*DEFAULT_SAMPLERS, "adaptive_p"):
-                known = ", ".join((*DEFAULT_SAMPLERS, "adaptive_p"))
+            if name not in ALL_SAMPLERS:
+                known = ", ".join(ALL_SAMPLERS)
                 raise InvalidArgument(f"samplers: {name!r} is not one of {known}")
 
     @property
@@ -133,8 +134,13 @@ class SamplingOptions:
         is_on = self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n > 0
         return is_on and self.mirostat == 0 and "dry" in self.samplers
 
+    @property
+    def uses_infill(self) -> bool:
+        """Whether the infill sampler acts, and the texts of the vocabulary are needed."""
+        return self.mirostat == 0 and "infill" in self.samplers
+
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `pyllama._engine.Sampler`; the seed and the prepared DRY breakers are left out."""
+        """Keyword arguments of `pyllama._engine.Sampler`, without the seed and what is made of the vocabulary."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "dry_sequence_breakers"}
 
 

@@ -50,6 +50,7 @@ from pyllama.gguf.split_set import check_parts
 from pyllama.grammar import Constraint, GrammarCompiler, GrammarSource, LlamaGrammar
 from pyllama.grammar.llama_grammar import source_of
 from pyllama.host_memory import cache_budget
+from pyllama.infill_vocabulary import InfillTable
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence, only_tokens
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -270,6 +271,7 @@ class Llama:
                 model,
                 engine,
                 dry_breakers=DryBreakerTable(self._tokenizer),
+                infill_table=InfillTable(self._tokenizer, model.n_vocab),
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
                 n_keep=read_n_keep(n_keep, self._tokenizer) if self._shifts else None,

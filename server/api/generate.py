@@ -18,7 +18,7 @@ from pyllama.server.logit_bias import read_logit_bias
 from pyllama.server.request_fields import read_params
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.responses import json_response
-from pyllama.server.sampling_params import banned_tokens, make_sampler
+from pyllama.server.sampling_params import SamplerParts, banned_tokens, make_sampler, uses_dry, uses_infill
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
 
@@ -46,13 +46,16 @@ async def in_thread_if_long(n_characters: int, function: Callable[..., Any], *ar
 
 def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParams:
     """The body's sampling and generation fields over the server's defaults. Raises `InvalidRequest`, `NotSupported`."""
-    return read_params(
+    params = read_params(
         body,
         loaded.defaults,
         n_slots=loaded.n_slots,
         logit_bias=lambda value: read_logit_bias(value, loaded.tokenizer, loaded.vocabulary.n_vocab),
         ban_end_tokens=loaded.ban_end_tokens,
     )
+    if params.n_cache_reuse > 0 and not loaded.can_shift:
+        raise InvalidRequest("Field 'n_cache_reuse': the tokens of this model cannot be moved to other positions")
+    return params
 
 
 def compile_constraint(params: GenerationParams, loaded: LoadedModel) -> Constraint | None:
@@ -68,12 +71,26 @@ def compile_constraint(params: GenerationParams, loaded: LoadedModel) -> Constra
         raise InvalidRequest(f"Field 'json_schema': \"json_schema\": {error}") from error
 
 
+async def prepare(params: GenerationParams, loaded: LoadedModel) -> tuple[Constraint | None, SamplerParts]:
+    """What is made of the vocabulary for a request, on another thread where it may take its time.
+
+    Raises `InvalidRequest`.
+    """
+    constraint = None
+    if params.grammar_source is not None:
+        constraint = await asyncio.to_thread(compile_constraint, params, loaded)
+    if uses_dry(params.sampling) or uses_infill(params.sampling):
+        return constraint, await asyncio.to_thread(loaded.sampler_parts, params.sampling)
+    return constraint, SamplerParts()
+
+
 def build_request(
     prompts: list[list[int]],
     params: GenerationParams,
     loaded: LoadedModel,
     n_predict_limit: int,
-    constraint: Constraint | None = None,
+    constraint: Constraint | None,
+    parts: SamplerParts,
 ) -> ActiveRequest:
     """Generations prompt by prompt, choice by choice. Raises `ExceedsContext`, `InvalidRequest`."""
     for prompt in prompts:
@@ -90,9 +107,7 @@ def build_request(
                 index,
                 prompt=prompt,
                 params=params,
-                sampler=make_sampler(
-                    sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory, loaded.dry_breakers.prepare
-                ),
+                sampler=make_sampler(sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory, parts),
                 vocabulary=loaded.vocabulary,
                 n_ctx=loaded.n_ctx_slot,
                 n_predict_limit=n_predict_limit,
@@ -121,10 +136,8 @@ async def respond(
     """
     state = server_state(http)
     loaded = state.loaded
-    constraint = None
-    if params.grammar_source is not None:  # on another thread: a large one takes its time
-        constraint = await asyncio.to_thread(compile_constraint, params, loaded)
-    request = build_request(prompts, params, loaded, state.settings.n_predict, constraint)
+    constraint, parts = await prepare(params, loaded)
+    request = build_request(prompts, params, loaded, state.settings.n_predict, constraint, parts)
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
     engine_loop.submit(request)

@@ -372,17 +372,17 @@ class EngineLoop:
         self.memory.plan_checkpoints(slot, generation.prompt)
         if found is not None:
             log.debug(
-                "slot %2d | task %d | prefix reuse: n_past = %d of %d, known = %d, source = %s, moved = %d, "
-                "checkpoint = %d, limit = %s; states will be kept at %s",
+                "slot %2d | task %d | prefix reuse: n_past = %d of %d, known = %d, source = %s, "
+                "checkpoint = %d, limit = %s, moved = %d; states will be kept at %s",
                 slot.id,
                 generation.age,
                 found.length,
                 generation.n_prompt,
                 found.matched,
                 found.source,
-                found.moved,
                 found.checkpoint,
                 found.limit or "none",
+                found.moved,
                 slot.checkpoints,
             )
         return found

@@ -30,7 +30,7 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 _COMBINATORS = ("allOf", "anyOf", "oneOf", "$ref", "if", "unevaluatedProperties")
 _VALUE_KEYWORDS = """
-    type const enum $ref $dynamicRef $recursiveRef $id $anchor $dynamicAnchor minimum maximum exclusiveMinimum
+    type const enum $ref $dynamicRef $recursiveRef $id $anchor minimum maximum exclusiveMinimum
     exclusiveMaximum multipleOf minLength maxLength pattern format minItems maxItems uniqueItems minContains maxContains
     required minProperties maxProperties dependentRequired dependentSchemas dependencies unevaluatedItems
     unevaluatedProperties

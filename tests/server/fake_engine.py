@@ -437,6 +437,7 @@ class FakeTokenizer:
     eog_ids = frozenset({END})
     suppress_ids: frozenset[int] = frozenset()
     bos_id, eos_id, sep_id = BOS, END, None
+    eot_id: int | None = None
     fim_pre_id: int | None = None
     fim_suf_id: int | None = None
     fim_mid_id: int | None = None

@@ -31,8 +31,9 @@ class ConstrainedDraws:
         self._rows: list[Any] = [None] * n_slots  # by slot, kept for their memory
 
     def begin(self, generation: Generation) -> None:
-        """Start the mask of the generation's next token, if it keeps to a grammar."""
-        if generation.constraint is None:
+        """Start the mask of the generation's next token, if a grammar makes it."""
+        generation.mask = None
+        if generation.constraint is None or not generation.constraint.takes_time:
             return
         generation.mask = self._workers.submit(generation.constraint.mask)
         generation.mask.add_done_callback(self._on_done)
@@ -46,7 +47,10 @@ class ConstrainedDraws:
         Raises `ConstraintFailed`.
         """
         generation = slot.generation
+        if generation.constraint is None:
+            return generation.sampler, None
         if generation.mask is None:
+            generation.sampler.set_mask(generation.constraint.mask())
             return generation.sampler, None
         if generation.mask.done():
             generation.sampler.set_mask(generation.mask.result())

@@ -11,7 +11,7 @@ from pyllama.text_stream import TextStream
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from pyllama.grammar import Constraint
+    from pyllama.grammar.guide import Guide
     from pyllama.server.embedding_tasks import EmbeddingTask
     from pyllama.server.requests import ActiveRequest
     from pyllama.server.vocabulary import Vocabulary
@@ -167,7 +167,7 @@ class Generation:
         n_predict_limit: int,
         parent: Generation | None = None,
         shifts_context: bool = False,
-        constraint: Constraint | None = None,
+        constraint: Guide | None = None,
     ) -> None:
         self.request = request
         self.index = index
@@ -176,8 +176,8 @@ class Generation:
         self.children: list[Generation] = []
         self.params = params
         self.sampler = sampler
-        self.constraint = constraint  # what the answer keeps to; None: anything
-        self.mask: Future[Any] | None = None  # of the next token, as the constraint gives it
+        self.constraint = constraint  # which tokens may be drawn; None: any
+        self.mask: Future[Any] | None = None  # of the next token, where the constraint takes its time
         self.awaits_mask = False  # the engine has kept the logits that it is to be drawn from
         self.n_ctx = n_ctx
         self.tokens = prompt if parent is None else list(prompt)

@@ -101,7 +101,7 @@ bool Engine::reuse_chunks(int32_t sequence, std::span<const int32_t> tokens, int
                           PrefixReuse& result) {
   std::vector<int32_t>& held = tokens_[static_cast<size_t>(sequence)];
   const ChunkPlan plan = plan_chunks(held, tokens, most, least_chunk);
-  if (plan.length <= prefixes_->reusable(sequence, tokens, most)) return false;
+  if (plan.length <= prefixes_->reusable(sequence, tokens, most, scales_[static_cast<size_t>(sequence)])) return false;
   prefixes_->keep_lost(sequence, plan.common);
   if (!plan.moves.empty()) {
     try {

@@ -20,6 +20,8 @@ struct ForwardState {
   // As ropes, with a row for each block of TextModel::block_tokens() whose last token is one of the rows, in their order: the
   // angles of its first token.
   std::span<const RopeTable> block_ropes;
+  // Added to the residual stream after each layer, [hidden] of each or empty; no entries: after none.
+  std::span<const VectorWeight> directions;
   Rows windowed;  // the rows as layers with a sliding window see them; else the rows as they are
 };
 
@@ -65,6 +67,8 @@ class TextModel {
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
+  // Whether there is one residual stream, to which directions can be added.
+  virtual bool has_residual_stream() const { return true; }
   // Rows of the output matrix that this rank has.
   virtual RowRange vocabulary() const = 0;
   // Logits [rows, vocabulary()] of hidden states.

@@ -64,7 +64,7 @@ def test_runs_move_to_their_new_places(model: Model, wanted: list[int], length: 
     moved, fresh = new_engine(model), new_engine(model)
     moved.decode(HELD)
     common = sum(np.cumprod([a == b for a, b in zip(HELD, wanted, strict=False)]))
-    reuse = moved.reuse_prefix(0, wanted, len(wanted) - 1, 32)
+    reuse = moved.reuse_prefix(0, wanted, len(wanted) - 1, least_chunk=32)
     assert reuse == PrefixReuse(length, length, "own", -1, "not cached", length - common)
     assert moved.length(0) == length
     fresh.decode(wanted[:length])
@@ -86,7 +86,7 @@ def test_what_moves_is_what_the_definition_says(model: Model) -> None:
         if held:
             engine.decode(held)
         common, length = chunked_length(held, wanted, most, least)
-        reuse = engine.reuse_prefix(0, wanted, most, least)
+        reuse = engine.reuse_prefix(0, wanted, most, least_chunk=least)
         assert (reuse.length, reuse.moved) == (length, length - common), (case, held, wanted, most, least)
         assert engine.length(0) == length
         n_moved += reuse.moved > 0
@@ -100,8 +100,8 @@ def test_moved_tokens_serve_again_only_where_chunks_are_asked_for(model: Model) 
     for least_chunk, length in ((32, len(wanted)), (0, 90)):
         engine.clear(0)
         engine.decode(HELD)
-        engine.reuse_prefix(0, wanted, len(wanted), 32)
-        assert engine.reuse_prefix(0, [*wanted, *NEW], len(wanted), least_chunk).length == length
+        engine.reuse_prefix(0, wanted, len(wanted), least_chunk=32)
+        assert engine.reuse_prefix(0, [*wanted, *NEW], len(wanted), least_chunk=least_chunk).length == length
         assert engine.reuse_prefix(1, wanted, len(wanted)).length == 90  # others never begin with them
     engine.close()
 
@@ -111,7 +111,7 @@ def test_an_exact_beginning_of_the_same_length_is_preferred(model: Model) -> Non
     engine = new_engine(model)
     engine.decode(HELD)
     engine.decode(wanted, [1] * len(wanted))
-    reuse = engine.reuse_prefix(0, wanted, len(wanted), 32)
+    reuse = engine.reuse_prefix(0, wanted, len(wanted), least_chunk=32)
     assert (reuse.length, reuse.source, reuse.moved) == (len(wanted), "other", 0)
     engine.close()
 
@@ -120,7 +120,7 @@ def test_sequences_that_share_pages_keep_theirs(model: Model) -> None:
     engine, fresh = new_engine(model), new_engine(model)
     engine.decode(HELD)
     engine.fork(0, 1, 700)
-    assert engine.reuse_prefix(0, HELD[100:] + NEW, 650, 32).moved == 600
+    assert engine.reuse_prefix(0, HELD[100:] + NEW, 650, least_chunk=32).moved == 600
     fresh.decode(HELD)
     assert_same_bits(logits_after(engine, NEW, 1), logits_after(fresh, NEW), "the other sequence")
     engine.close()
@@ -134,7 +134,7 @@ def test_without_pages_for_copies_the_exact_beginning_serves(model: Model) -> No
     rest = engine.free_tokens()
     engine.decode(random_tokens(rest), [2] * rest)
     wanted = HELD[:90] + HELD[150:]
-    assert engine.reuse_prefix(0, wanted, 640, 32)[:3] == (90, 90, "own")
+    assert engine.reuse_prefix(0, wanted, 640, least_chunk=32)[:3] == (90, 90, "own")
     assert engine.length(1) == 700
     engine.close()
 
@@ -142,7 +142,7 @@ def test_without_pages_for_copies_the_exact_beginning_serves(model: Model) -> No
 def test_what_the_sequence_gives_up_is_kept_in_host_memory(model: Model) -> None:
     engine = new_engine(model, cache_bytes=1 << 24)
     engine.decode(HELD)
-    assert engine.reuse_prefix(0, HELD[100:] + NEW, 600, 32).moved == 600
+    assert engine.reuse_prefix(0, HELD[100:] + NEW, 600, least_chunk=32).moved == 600
     reuse = engine.reuse_prefix(1, HELD, 700)
     assert (reuse.length, reuse.source) == (700, "host")
     engine.close()
@@ -153,7 +153,7 @@ def test_hostile_repetitions_take_no_quadratic_time(model: Model) -> None:
     engine = new_engine(model, n_ctx=16 * PAGE, n_batch=4096)
     engine.decode([7] * 2000 + [8] + [7] * 2000)
     for least in (1, 1900, 2_000_000_000):
-        assert engine.reuse_prefix(0, ([7] * 1999 + [9]) * 100, 150_000, least).length == 1999
+        assert engine.reuse_prefix(0, ([7] * 1999 + [9]) * 100, 150_000, least_chunk=least).length == 1999
     engine.close()
 
 
@@ -161,7 +161,7 @@ def test_models_that_cannot_shift_and_bad_counts_are_refused(tmp_path: Path, mod
     hybrid = Model(write_tiny_hybrid(tmp_path / "hybrid.gguf"))
     engine = new_engine(hybrid)
     with pytest.raises(InvalidArgument, match="cannot be moved"):
-        engine.reuse_prefix(0, [5, 6], 1, 8)
+        engine.reuse_prefix(0, [5, 6], 1, least_chunk=8)
     assert engine.reuse_prefix(0, [5, 6], 1).length == 0
     engine.close()
     hybrid.close()
@@ -169,6 +169,6 @@ def test_models_that_cannot_shift_and_bad_counts_are_refused(tmp_path: Path, mod
     engine.decode(HELD)
     for arguments in ((0, HELD, 701, 8), (0, HELD, -1, 8), (0, HELD, 9, -1), (9, HELD, 9, 8)):
         with pytest.raises(InvalidArgument):
-            engine.reuse_prefix(*arguments)
+            engine.reuse_prefix(*arguments[:3], least_chunk=arguments[3])
     assert engine.length(0) == 700
     engine.close()

@@ -34,8 +34,10 @@ blank ::= [ \t\n]*
 """
 
 
-def token_times(port: int, body: dict[str, object], ends: threading.Event | None = None) -> list[float]:
-    """Arrival times of the partial results of one stream, until it ends or `ends` is set."""
+def read_stream(
+    port: int, body: dict[str, object], times: list[float], ends: threading.Event | None = None
+) -> list[float]:
+    """Append the arrival times of one stream's partial results to `times`, until it ends or `ends` is set."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.request(
         "POST", "/completion", json.dumps({**body, "stream": True}), {"Content-Type": "application/json"}
@@ -43,7 +45,6 @@ def token_times(port: int, body: dict[str, object], ends: threading.Event | None
     response = connection.getresponse()
     if response.status != 200:
         raise RuntimeError(response.read().decode())
-    times = []
     for line in response:
         if line.startswith(b"data: "):
             times.append(time.perf_counter())
@@ -57,7 +58,7 @@ def constrained_client(port: int, index: int, ends: threading.Event, counts: lis
     seed = index
     while not ends.is_set():
         body = {"prompt": f"Answer {index}:", "n_predict": 200, "grammar": GRAMMAR, "temperature": 1.5, "seed": seed}
-        counts += token_times(port, body, ends)
+        read_stream(port, body, counts, ends)
         seed += 100
 
 
@@ -70,7 +71,7 @@ def measure(port: int, n_constrained: int, n_tokens: int) -> str:
     while n_constrained and len(counts) < 3 * n_constrained:
         time.sleep(0.01)
     body = {"prompt": "Once upon a time", "n_predict": n_tokens, "ignore_eos": True, "temperature": 0}
-    times = token_times(port, body)
+    times = read_stream(port, body, [])
     n_beside = sum(times[0] < moment <= times[-1] for moment in counts)
     ends.set()
     for client in clients:
@@ -107,7 +108,7 @@ def main() -> int:
             except OSError:
                 time.sleep(0.1)
         warm = {"prompt": "x", "n_predict": 3, "grammar": GRAMMAR}
-        token_times(arguments.port, warm)
+        read_stream(arguments.port, warm, [])
         print("| constrained streams | free tokens/s | median gap ms | 95th percentile | constrained tokens/s |")
         print("|---|---|---|---|---|")
         for n_constrained in arguments.constrained:

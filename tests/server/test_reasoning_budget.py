@@ -126,7 +126,7 @@ class HeldText:
         self.is_there, self.go_on = threading.Event(), threading.Event()
 
     def __call__(self, history: Sequence[int], sampler: Any) -> int:
-        if history[-1 - self._place :][:1] == [ord("|")]:
+        if history[::-1].index(ord("|")) == self._place:
             self.is_there.set()
             assert self.go_on.wait(60)
         return self._next_token(history, sampler)

@@ -25,8 +25,6 @@ from pyllama.server.rerank_prompt import RerankPrompt
 from pyllama.server.sampling_params import (
     SamplerParts,
     SamplingParams,
-    uses_dry,
-    uses_infill,
     with_end_tokens_banned,
 )
 from pyllama.server.settings import SAMPLING_OPTIONS, ServerSettings
@@ -90,8 +88,8 @@ class LoadedModel:
         """
         try:
             return SamplerParts(
-                self.dry_breakers.prepare(params.dry_sequence_breakers) if uses_dry(params) else None,
-                self.infill_table.prepare() if uses_infill(params) else None,
+                self.dry_breakers.prepare(params.dry_sequence_breakers) if params.uses_dry else None,
+                self.infill_table.prepare() if params.uses_infill else None,
             )
         except InvalidArgument as error:
             raise InvalidRequest(f"Failed to initialize samplers: {error}") from error

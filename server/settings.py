@@ -224,6 +224,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
             verbose=options.verbosity > 9,
+            backend_sampling=options.backend_sampling,
             reasoning_format=options.reasoning_format,
             reasoning_budget_tokens=options.reasoning_budget,
             reasoning_budget_message=options.reasoning_budget_message,

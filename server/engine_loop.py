@@ -26,8 +26,10 @@ from pyllama.server.metrics import Totals
 from pyllama.server.prompt_scores import score_rows
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.scheduler import Chunk, SequenceState, Waiting
+from pyllama.server.slot_log import log_finished
 from pyllama.server.slot_memory import SlotMemory
 from pyllama.server.slots import Slot, choose_slot
+from pyllama.server.speculation import SlotSpeculation
 
 log = logging.getLogger("pyllama.server.slot")
 
@@ -73,6 +75,7 @@ class EngineLoop:
 
     make_work: `pyllama._engine.Work`. make_engine: another engine like the first, after a sleep.
     embeddings: where `EmbeddingRequest`s go; None refuses them.
+    make_speculation: drafts for an engine; None: there are none.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class EngineLoop:
         deliver: Callable[[list[Event]], None],
         make_engine: Callable[[], Any] | None = None,
         embeddings: EmbeddingQueue | None = None,
+        make_speculation: Callable[[Any], SlotSpeculation | None] = lambda engine: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
@@ -95,6 +99,8 @@ class EngineLoop:
         self._n_batch = max(settings.n_batch, settings.n_slots + 1)
         self._make_work = make_work
         self._make_engine = make_engine
+        self._make_speculation = make_speculation
+        self._speculation = make_speculation(engine)
         self._deliver = deliver
         self._clock = clock
         self._condition = threading.Condition()
@@ -133,6 +139,10 @@ class EngineLoop:
     def is_sleeping(self) -> bool:
         """The engine was closed for want of work; the next work makes one."""
         return self._engine is None
+
+    @property
+    def speculation_names(self) -> list[str]:
+        return self._speculation.names if self._speculation is not None else []
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -190,6 +200,9 @@ class EngineLoop:
                 continue
             if self._is_stopping:
                 self._fail_everything(Unavailable("the server is shutting down"))
+                if self._speculation is not None:
+                    self._speculation.log_statistics()
+                    self._speculation.close()
                 return
             if self._engine is None and not self._wake():
                 continue
@@ -218,6 +231,8 @@ class EngineLoop:
     def _sleep(self) -> None:
         log.info("no work for %g seconds: the model is unloaded", self._settings.sleep_seconds)
         engine = self._engine
+        if self._speculation is not None:
+            self._speculation.close()
         self._use(None)
         engine.close()
 
@@ -233,6 +248,7 @@ class EngineLoop:
 
     def _use(self, engine: Any) -> None:
         self._engine = engine
+        self._speculation = None if engine is None else self._make_speculation(engine)
         self.memory.use(engine)
         if self._embeddings is not None:
             self._embeddings.use(engine)
@@ -456,24 +472,19 @@ class EngineLoop:
         plan = self._constrain(plan)
         if not plan:
             return
-        works = []
-        for chunk in plan:
-            slot = self.slots[chunk.slot]
-            generation, n_past = slot.generation, len(slot.tokens)
-            params = generation.params
-            works.append(
-                self._make_work(
-                    slot.id,
-                    generation.tokens[n_past : n_past + chunk.n_tokens],
-                    generation.sampler if chunk.draws else None,
-                    params.n_probs,
-                    params.post_sampling_probs,
-                )
-            )
-        n_passes = self._n_passes(plan)
         started = self._clock()
+        drafts = self._speculation.drafts(plan, self.slots) if self._speculation is not None else {}
+        n_passes = 1 if drafts else self._n_passes(plan)
+        works = [self._work(chunk, drafts) for chunk in plan]
         try:
-            outputs = self._engine.step(works, n_passes)
+            try:
+                outputs = self._engine.step(works, n_passes)
+            except ContextFull:
+                if not drafts:
+                    raise
+                drafts = {}  # nobody gives way for a guess
+                works = [self._work(chunk, drafts) for chunk in plan]
+                outputs = self._engine.step(works, n_passes)
         except ContextFull:
             self._make_room(plan)
             return
@@ -484,29 +495,36 @@ class EngineLoop:
         self._has_stepped, self._embeddings_pause = True, False
         if n_passes > 1:
             n_passes = len(outputs) // len(plan)  # fewer when the pool ends
-        self._count_step(plan, n_passes, now - started)
+        self._count_step(plan, drafts, n_passes, now - started)
 
-        drawn = iter(outputs)
+        drawn = deque(outputs)
         finished = []
         for chunk, work in zip(plan, works, strict=True):
             slot = self.slots[chunk.slot]
             generation = slot.generation
+            is_first = generation.n_decoded == 0
             slot.tokens += work.tokens
-            if generation.n_decoded == 0 or chunk.n_tokens > 1:
+            if is_first or chunk.n_tokens > 1:
                 generation.has_begun = self._has_run_prompt = True
-            if generation.n_decoded == 0:
+            if is_first:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
+            if self._speculation is not None and (is_first or chunk.n_tokens > 1):
+                self._speculation.on_computed(slot, begins=is_first and chunk.draws)
             if not chunk.draws:
                 continue
             try:
-                if self._take(generation, next(drawn), now):
+                if draft := drafts.get(slot.id):
+                    is_done = self._take_round(slot, draft.tokens, drawn, now)
+                else:
+                    is_done = self._take(generation, drawn.popleft(), now)
+                if is_done:
                     finished.append(slot)
             except ConstraintFailed as error:
                 self._fail(slot, error)
         for _ in range(1, n_passes):
             for chunk in plan:
-                slot, output = self.slots[chunk.slot], next(drawn)
+                slot, output = self.slots[chunk.slot], drawn.popleft()
                 generation = slot.generation
                 if generation.is_done:
                     continue
@@ -628,12 +646,41 @@ class EngineLoop:
                 n_passes = min(n_passes, PAGE_TOKENS - len(self.slots[chunk.slot].tokens) % PAGE_TOKENS)
         return max(1, n_passes)
 
+    def _work(self, chunk: Chunk, drafts: dict[int, Any]) -> Any:
+        slot = self.slots[chunk.slot]
+        generation, n_past = slot.generation, len(slot.tokens)
+        params = generation.params
+        return self._make_work(
+            slot.id,
+            generation.tokens[n_past : n_past + chunk.n_tokens],
+            generation.sampler if chunk.draws else None,
+            params.n_probs,
+            params.post_sampling_probs,
+            **(self._speculation.work(slot, drafts[slot.id]) if slot.id in drafts else {}),
+        )
+
+    def _take_round(self, slot: Slot, draft: list[int], drawn: deque[Any], now: float) -> bool:
+        """The tokens that a verified draft gave; True when one of them ends the generation."""
+        generation = slot.generation
+        outputs = [drawn.popleft()]
+        while drawn and drawn[0].seq_id == slot.id:
+            outputs.append(drawn.popleft())
+        n_accepted = len(outputs) - 1
+        self._speculation.on_verified(slot, len(draft), n_accepted)
+        self.totals.add_draft(len(draft), n_accepted)
+        for n_stood, output in enumerate(outputs):
+            slot.tokens += draft[n_stood - 1 : n_stood] if n_stood else []
+            if self._take(generation, output, now):
+                self.memory.drop_behind(slot, draft[n_stood:n_accepted])
+                return True
+        return False
+
     def _take(self, generation: Generation, output: Any, now: float) -> bool:
         """One drawn token; True when it ends the generation."""
         self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
         return generation.is_done
 
-    def _count_step(self, plan: list[Chunk], n_passes: int, seconds: float) -> None:
+    def _count_step(self, plan: list[Chunk], drafts: dict[int, Any], n_passes: int, seconds: float) -> None:
         """Attribute the time of a step to prompts and generation by their rows."""
         totals = self.totals
         n_rows = n_generation_rows = 0
@@ -641,7 +688,7 @@ class EngineLoop:
             n_rows += n_tokens
             if n_tokens == 1 and self.slots[slot_id].generation.n_decoded > 0:
                 n_generation_rows += 1
-        if n_generation_rows == n_rows:
+        if n_generation_rows == n_rows and not drafts:
             self._pass_seconds += 0.2 * (seconds / n_passes - self._pass_seconds)
         totals.n_decode += n_passes
         totals.n_busy_slots += self.n_busy * n_passes
@@ -677,29 +724,7 @@ class EngineLoop:
         totals.predicted_tokens += generation.n_decoded
         totals.predicted_steps += generation.n_decoded - 1
         totals.n_tokens_max = max(totals.n_tokens_max, len(generation.tokens))
-        if log.isEnabledFor(logging.INFO):
-            log.info(
-                "slot %2d | task %d | "
-                "prompt eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second); "
-                "eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second)",
-                slot.id,
-                generation.age,
-                timings["prompt_ms"],
-                timings["prompt_n"],
-                timings["prompt_per_token_ms"],
-                timings["prompt_per_second"],
-                timings["predicted_ms"],
-                timings["predicted_n"],
-                timings["predicted_per_token_ms"],
-                timings["predicted_per_second"],
-            )
-            log.info(
-                "slot %2d | task %d | stop processing: n_tokens = %d, truncated = %d",
-                slot.id,
-                generation.age,
-                len(slot.tokens),
-                generation.truncated,
-            )
+        log_finished(slot, generation, timings)
         self._events.append(Finished(generation))
         self._release(slot)
 

@@ -42,6 +42,7 @@ class GenerationParams:
     preserved_tokens: frozenset[int] = frozenset()  # control tokens that are part of the text all the same
     echo: bool = False
     scores_prompt: bool = False  # log-probabilities of the prompt tokens as well
+    speculative_types: str = "none"  # the server's drafters, comma separated: for display
 
     @property
     def grammar_source(self) -> GrammarSource | None:
@@ -109,7 +110,7 @@ def settings_json(params: GenerationParams, *, full: bool = True) -> dict[str, A
         "reasoning_in_content": False,
         "generation_prompt": "",
         "samplers": list(s.samplers),
-        "speculative.types": "none",
+        "speculative.types": params.speculative_types,
         "timings_per_token": params.timings_per_token,
         "post_sampling_probs": params.post_sampling_probs,
         "backend_sampling": params.backend_sampling,

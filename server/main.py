@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pyllama.download.model_options import ChosenModel, choose_model
+from pyllama.download.model_options import ChosenModel, choose_draft_model, choose_model
 from pyllama.errors import PyllamaError
 from pyllama.options.version import build_label
 from pyllama.server.api.info import models_json
@@ -59,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.given(option):
                 log.warning("--%s has no effect: a model is given", option.replace("_", "-"))
         chosen = choose_model(options, os.environ, log.warning)
-        settings = settings_from_options(options, chosen.path)
+        draft = choose_draft_model(options, os.environ, log.warning)
+        settings = settings_from_options(options, chosen.path, draft.path if draft is not None else "")
     except (OSError, PyllamaError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return serve(settings, chosen, Parent(os.environ))
+    return serve(settings, chosen.and_also(draft) if draft is not None else chosen, Parent(os.environ))
 
 
 def run() -> int:

@@ -128,6 +128,15 @@ Tensor RankSet::forward(const Ubatch& ubatch, bool is_decode) {
   return passes_[0].hidden;
 }
 
+void RankSet::replay(const Ubatch& ubatch) {
+  on_all([this, ubatch](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    rank.ops().set_threads(threads_of(r, n_threads_));
+    const Ops::Scope scope(rank.ops());
+    rank.replay(ubatch);
+  });
+}
+
 void RankSet::on_each(const std::function<void(const Rank&)>& work) {
   on_all([this, work](int32_t r) {
     const Rank& rank = *ranks_[static_cast<size_t>(r)];

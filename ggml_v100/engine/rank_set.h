@@ -53,6 +53,8 @@ class RankSet : public SequenceBytes {
   // runs with n_threads, else n_threads_batch. Throws what the only rank throws; of several, DeviceError that names the
   // rank and the cause.
   Tensor forward(const Ubatch& ubatch, bool is_decode);
+  // Rank::replay on all ranks, with n_threads; errors as of forward().
+  void replay(const Ubatch& ubatch);
   // Logits [outputs, vocab] of the last forward(), readable by the host until the next call.
   Tensor logits();
   // Work on each rank's own part, all at once with n_threads_batch; errors as of forward(). What it refers to must be its own.

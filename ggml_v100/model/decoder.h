@@ -33,6 +33,9 @@ class Decoder : public TextModel {
   // x += a, then x += feed-forward of x, in place.
   virtual void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const = 0;
 
+  // Whether this rank takes part in a layer.
+  bool has_layer(int32_t layer) const { return stages_.has(layer); }
+
   Hyperparameters hp_;
   std::vector<KvShape> kv_shapes_;  // filled by the family, one for each layer that attends
   float embedding_scale_ = 1.0f;

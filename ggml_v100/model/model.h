@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/hyperparameters.h"
+#include "model/kept_inputs.h"
 #include "model/rope.h"
 #include "ops/ops.h"
 
@@ -21,6 +22,10 @@ struct ForwardState {
   // angles of its first token.
   std::span<const RopeTable> block_ropes;
   Rows windowed;  // the rows as layers with a sliding window see them; else the rows as they are
+  // Where recurrent layers keep what they were given in the first kept_rows rows, for TextModel::replay; one for each of
+  // TextModel::state_shapes(), of which a layer uses that of its first record.
+  std::span<KeptInputs> kept;
+  int32_t kept_rows = 0;  // 0: nothing is kept
 };
 
 // How the keys of a layer were turned before they were stored.
@@ -65,6 +70,11 @@ class TextModel {
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
+  // Makes states again from what the last pass with kept_rows kept: rows.sequences are sequences of that pass, perhaps with
+  // fewer rows, each from its state_from to its state_to. Same bits as a pass over these rows.
+  virtual void replay(Ops& ops, const Rows& rows, const ForwardState& state) const {
+    (void)ops, (void)rows, (void)state;
+  }
   // Rows of the output matrix that this rank has.
   virtual RowRange vocabulary() const = 0;
   // Logits [rows, vocabulary()] of hidden states.

@@ -41,6 +41,7 @@ class Qwen35 final : public Decoder {
   Qwen35(Hyperparameters hyperparameters, DeltaNetHyperparameters delta, const WeightLoader& weights);
   std::vector<StateShape> state_shapes() const override;
   int32_t loaded_mtp_blocks() const override { return static_cast<int32_t>(mtp_.size()); }
+  void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override;
 
  protected:
   Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const override;
@@ -109,8 +110,17 @@ Tensor Qwen35::attention(Ops& ops, int32_t layer, const Rows& rows, const Forwar
   const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);
   if (w.attention)
     return gated_attention(ops, n, rows, state.kv[w.memory], state.ropes[0], hp_.rms_epsilon, *w.attention);
-  const DeltaNetState memory{state.states[w.memory], state.states[w.memory + 1]};
-  return gated_delta_net(ops, n, rows, memory, hp_.rms_epsilon, GateFunction::silu, *w.delta_net);
+  return gated_delta_net(ops, n, rows, delta_net_state(state, w.memory), hp_.rms_epsilon, GateFunction::silu,
+                         *w.delta_net);
+}
+
+void Qwen35::replay(Ops& ops, const Rows& rows, const ForwardState& state) const {
+  for (int32_t layer = 0; layer < hp_.layers; ++layer) {
+    const Block& w = blocks_[static_cast<size_t>(layer)];
+    if (!w.delta_net || !has_layer(layer)) continue;
+    const Ops::Scope scope(ops);
+    replay_gated_delta_net(ops, rows, delta_net_state(state, w.memory), hp_.rms_epsilon, *w.delta_net);
+  }
 }
 
 void Qwen35::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {

@@ -14,7 +14,11 @@ from pyllama.options.values import _PARSERS
 
 FROZEN = Path(__file__).parent.parent / "golden" / "option_names.txt"
 
-OWN_ADDITIONS = {"llama-cli": {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}}
+ADAPTIVE = {"--spec-adaptive", "--no-spec-adaptive"}
+OWN_ADDITIONS = {
+    "llama-server": ADAPTIVE,
+    "llama-cli": {"-cnv", "--conversation", "-no-cnv", "--no-conversation"} | ADAPTIVE,
+}
 """Spellings of ours that the frozen list lacks: there, plain completion is a program of its own."""
 
 

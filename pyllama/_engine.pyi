@@ -273,8 +273,8 @@ class Work(NamedTuple):
     The drawn token is accepted by the sampler and returned, but not appended: it leads `tokens` of the next step.
     n_probs > 0 also returns that many most likely tokens.
 
-    draft: tokens that are guessed to come next. The sequence gets `tokens` and what the sampler confirms of the draft; one
-    output comes for each confirmed token, and one more. proposals: what each drafted token was drawn from, (token,
+    draft: tokens that are guessed to come next. The sequence gets `tokens` and what the sampler confirms of the draft;
+    one output comes for each confirmed token, and one more. proposals: what each drafted token was drawn from, (token,
     probability) pairs, for rejection sampling; none: the likeliest tokens. ends: tokens behind which no draft stands.
     synthetic: for benchmarks.
     """
@@ -329,8 +329,8 @@ speculation_types: tuple[str, ...]
 class Speculator:
     """Drafters for the sequences of `target`, docs/speculation.md. Used by the thread that drives it, between steps.
 
-    types: as in `--spec-type`. draft: engine of the draft model, for ``draft-simple``. The n-gram tuples hold sizes n and
-    m (and fewest hits); ngram_mod n_match, n_min, n_max. Raises `InvalidArgument`.
+    types: as in `--spec-type`. draft: engine of the draft model, for ``draft-simple``. The n-gram tuples hold sizes n
+    and m (and fewest hits); ngram_mod n_match, n_min, n_max. Raises `InvalidArgument`.
     """
 
     def __init__(
@@ -501,8 +501,8 @@ class Engine:
 
         n_passes > 1 goes on from the drawn tokens as if `step` were called again with each as the only token of its
         sequence (items without a sampler take part in the first pass only), and ends early when the next token of a
-        sequence finds no page. Outputs come pass by pass. A step with drafts has one pass, and the outputs of a draft come
-        in the place of its item; rows of all items with drafts together are at most `n_ubatch`.
+        sequence finds no page. Outputs come pass by pass. A step with drafts has one pass, and the outputs of a draft
+        come in the place of its item; rows of all items with drafts together are at most `n_ubatch`.
         All or nothing: raises `ContextFull` (`seq_id` says who) before any row is computed when the pool lacks pages;
         `InvalidArgument` for token ids outside the vocabulary, an unknown or repeated sequence, an empty item.
         """

@@ -105,8 +105,8 @@ def speculation_from_options(options: Any, draft_model: str = "") -> Speculation
             options.spec_ngram_map_k4v_min_hits,
         ),
         ngram_mod=mod,
-        lookup_static=options.lookup_cache_static,
-        lookup_dynamic=options.lookup_cache_dynamic,
+        lookup_static=options.values.get("lookup_cache_static", ""),  # llama-cli has neither
+        lookup_dynamic=options.values.get("lookup_cache_dynamic", ""),
         adaptive=options.spec_adaptive,
         synthetic_length=options.spec_synth_len,
         synthetic_rates=tuple(options.spec_synth_rates),

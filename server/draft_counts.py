@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pyllama.draft_economy import Acceptance
+
 
 @dataclass(slots=True)
 class DraftCounts:
@@ -13,8 +15,10 @@ class DraftCounts:
     n_drafted: int = 0
     n_accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
+    acceptance: Acceptance = field(default_factory=Acceptance)
 
     def add(self, n_drafted: int, n_accepted: int) -> None:
+        self.acceptance.add(n_drafted, n_accepted)
         self.n_rounds += 1
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted

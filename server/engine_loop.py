@@ -476,6 +476,7 @@ class EngineLoop:
         drafts = self._speculation.drafts(plan, self.slots) if self._speculation is not None else {}
         n_passes = 1 if drafts else self._n_passes(plan)
         works = [self._work(chunk, drafts) for chunk in plan]
+        computing = self._clock()
         try:
             try:
                 outputs = self._engine.step(works, n_passes)
@@ -495,7 +496,7 @@ class EngineLoop:
         self._has_stepped, self._embeddings_pause = True, False
         if n_passes > 1:
             n_passes = len(outputs) // len(plan)  # fewer when the pool ends
-        self._count_step(plan, drafts, n_passes, now - started)
+        self._count_step(plan, drafts, n_passes, now - started, now - computing)
 
         drawn = deque(outputs)
         finished = []
@@ -680,16 +681,21 @@ class EngineLoop:
         self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
         return generation.is_done
 
-    def _count_step(self, plan: list[Chunk], drafts: dict[int, Any], n_passes: int, seconds: float) -> None:
-        """Attribute the time of a step to prompts and generation by their rows."""
+    def _count_step(
+        self, plan: list[Chunk], drafts: dict[int, Any], n_passes: int, seconds: float, engine_seconds: float
+    ) -> None:
+        """Attribute the time of a step to prompts and generation by their rows. engine_seconds: without drafting."""
         totals = self.totals
-        n_rows = n_generation_rows = 0
+        n_rows = n_generation_rows = sum(len(draft.tokens) for draft in drafts.values())
         for slot_id, n_tokens, _ in plan:
             n_rows += n_tokens
             if n_tokens == 1 and self.slots[slot_id].generation.n_decoded > 0:
                 n_generation_rows += 1
-        if n_generation_rows == n_rows and not drafts:
-            self._pass_seconds += 0.2 * (seconds / n_passes - self._pass_seconds)
+        if n_generation_rows == n_rows:
+            if not drafts:
+                self._pass_seconds += 0.2 * (seconds / n_passes - self._pass_seconds)
+            if self._speculation is not None:
+                self._speculation.on_step(n_rows, engine_seconds / n_passes)
         totals.n_decode += n_passes
         totals.n_busy_slots += self.n_busy * n_passes
         totals.predicted_seconds += seconds * n_generation_rows / n_rows

@@ -7,10 +7,12 @@ runs again without any.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyllama.checkpoints import PAGE_TOKENS
+from pyllama.draft_economy import DraftEconomy
 from pyllama.speculation import MOST_ROWS, Speculation, SpeculationOptions, open_speculation
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ class SlotSpeculation:
     """Drafts for the slots of one engine.
 
     ends: tokens that end a text. stops_at_pages: the state of a slot is kept wherever a page is full, so that no draft
-    may lead beyond. most_rows: of a step's drafts together.
+    may lead beyond. most_rows: of a step's drafts together. economy: verifies only what pays; None: everything.
     """
 
     def __init__(
@@ -37,6 +39,9 @@ class SlotSpeculation:
         ends: Iterable[int],
         stops_at_pages: bool,
         most_rows: int = MOST_ROWS,
+        economy: DraftEconomy | None = None,
+        samples: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._speculation = speculation
         self._speculator = speculation.speculator
@@ -45,6 +50,9 @@ class SlotSpeculation:
         self._ends = tuple(sorted(ends))
         self._stops_at_pages = stops_at_pages
         self._most_rows = min(most_rows, MOST_ROWS)
+        self._economy = economy
+        self._samples = samples
+        self._clock = clock
 
     @property
     def names(self) -> list[str]:
@@ -55,21 +63,47 @@ class SlotSpeculation:
         drafting = [slots[chunk.slot] for chunk in plan if self._may_draft(chunk, slots[chunk.slot])]
         if not drafting:
             return {}
-        most = self._most_rows // len(drafting) - 1
+        n_generating = sum(slots[chunk.slot].generation.n_decoded > 0 for chunk in plan)
         orders = []
         for slot in drafting:
-            generation = slot.generation
-            room = min(most, generation.n_left - 1)
-            if self._stops_at_pages:
-                room = min(room, PAGE_TOKENS - len(slot.tokens) % PAGE_TOKENS - 1)
+            room = self._room(slot, len(drafting))
+            if room > 0 and self._speculation.computes:  # what does not pay is not even drafted
+                room = self._length_that_pays(slot, room, n_generating)
             if room > 0:
-                sampling = generation.params.sampling
-                seed = generation.sampler.seed
-                orders.append(self._make_order(slot.id, generation.tokens[-1], room, sampling.temperature, seed))
+                generation = slot.generation
+                temperature, seed = generation.params.sampling.temperature, generation.sampler.seed
+                orders.append(self._make_order(slot.id, generation.tokens[-1], room, temperature, seed))
         if not orders:
             return {}
+        started = self._clock()
         drafts = self._speculator.draft(orders)
-        return {order.seq_id: draft for order, draft in zip(orders, drafts, strict=True) if draft.tokens}
+        if self._economy is not None:
+            self._economy.on_draft(sum(len(draft.tokens) for draft in drafts), self._clock() - started)
+        found = {order.seq_id: draft for order, draft in zip(orders, drafts, strict=True) if draft.tokens}
+        if not self._speculation.computes:
+            for slot_id, draft in tuple(found.items()):
+                length = self._length_that_pays(slots[slot_id], len(draft.tokens), n_generating)
+                found[slot_id] = draft._replace(tokens=draft.tokens[:length])
+        return {slot_id: draft for slot_id, draft in found.items() if draft.tokens}
+
+    def _room(self, slot: Slot, n_drafting: int) -> int:
+        """Tokens that the draft of a slot may have."""
+        room: int = min(self._most_rows // n_drafting, slot.generation.n_left) - 1
+        if self._stops_at_pages:
+            room = min(room, PAGE_TOKENS - len(slot.tokens) % PAGE_TOKENS - 1)
+        return min(room, self._speculation.longest)
+
+    def _length_that_pays(self, slot: Slot, most: int, n_generating: int) -> int:
+        generation = slot.generation
+        # With rejection sampling the text depends on where drafts are: that shall not hang on measured times.
+        if self._economy is None or (self._samples and generation.params.sampling.temperature > 0):
+            return most
+        return self._economy.best_length(generation.drafts.acceptance, n_generating, most)
+
+    def on_step(self, n_rows: int, seconds: float) -> None:
+        """The engine took so long for a step that only generated."""
+        if self._economy is not None:
+            self._economy.on_step(n_rows, seconds)
 
     def _may_draft(self, chunk: Chunk, slot: Slot) -> bool:
         generation = slot.generation
@@ -168,4 +202,6 @@ def open_slot_speculation(
         ends=ends,
         stops_at_pages=stops_at_pages,
         most_rows=engine_arguments["n_ubatch"],
+        economy=DraftEconomy() if options.adaptive and not options.is_synthetic else None,
+        samples=options.samples,
     )

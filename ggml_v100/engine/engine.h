@@ -73,6 +73,13 @@ struct StepOutput {
   std::vector<TokenProbability> top;
 };
 
+// Draft for a sequence with the model's own block of multi-token prediction.
+struct PredictionWork {
+  int32_t sequence;
+  int32_t last;  // the token after those that the sequence holds
+  int32_t most;  // > 0
+};
+
 // Append tokens to a sequence; their hidden states go to the pool, which has taken in all tokens of the sequence so far.
 struct EmbeddingWork {
   int32_t sequence;
@@ -109,6 +116,14 @@ class Engine {
   // whose outputs come one after the other in the place of their item. The rows of all items with a draft together are at
   // most n_ubatch (InvalidArgument).
   std::vector<StepOutput> step(std::span<const SequenceWork> work, int32_t n_passes = 1);
+
+  // Whether predict works: the model has a block of multi-token prediction, and it was loaded.
+  bool can_predict() const { return model_->text().can_predict(); }
+  // For each item, from token to token: on_logits(item, logits) of what may follow its last one, which returns the token to
+  // go on from, or -1 for the end; `most` calls at most. Sequences stay as they are. Throws ContextFull and
+  // InvalidArgument before any row is computed.
+  using OnPrediction = std::function<int32_t(size_t item, std::span<const float> logits)>;
+  void predict(std::span<const PredictionWork> work, const OnPrediction& on_logits);
 
   // Moves texts on towards their embeddings. All or nothing: throws ContextFull or InvalidArgument before any row is
   // computed; any other error leaves every sequence with its old length and every pool empty.

@@ -45,6 +45,13 @@ Tensor Rank::forward(const Ubatch& ubatch) const {
   return text_.forward(*ops_, ubatch.rows, state_of(ubatch), ubatch.outputs);
 }
 
+Tensor Rank::predict(const Ubatch& ubatch, std::span<const int32_t> before) const {
+  const Tensor last = before.empty() ? Tensor{} : ops_->gather_rows(predicted_[0], before);
+  const Tensor hidden = text_.predict(*ops_, ubatch.rows, state_of(ubatch), last);
+  predicted_.keep(*ops_, {hidden}, hidden.rows);
+  return hidden;
+}
+
 void Rank::replay(const Ubatch& ubatch) const { text_.replay(*ops_, ubatch.rows, state_of(ubatch)); }
 
 }  // namespace v100

@@ -46,6 +46,8 @@ class Rank {
 
   // Hidden states [outputs, hidden] after the output norm, the same on all ranks. The caller holds a Scope.
   Tensor forward(const Ubatch& ubatch) const;
+  // TextModel::predict; before: rows of the last prediction that these go on from, or none. The caller holds a Scope.
+  Tensor predict(const Ubatch& ubatch, std::span<const int32_t> before) const;
   // TextModel::replay of the last ubatch with kept_rows; of this one, only the rows matter.
   void replay(const Ubatch& ubatch) const;
 
@@ -61,6 +63,7 @@ class Rank {
   Buffer states_;  // [slots][records]
   std::vector<StateRecords> records_;
   mutable std::vector<KeptInputs> kept_;  // scratch, one for each record
+  mutable KeptInputs predicted_;          // hidden states of the last prediction
 };
 
 }  // namespace v100

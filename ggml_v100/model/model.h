@@ -75,6 +75,17 @@ class TextModel {
   virtual void replay(Ops& ops, const Rows& rows, const ForwardState& state) const {
     (void)ops, (void)rows, (void)state;
   }
+  // One step of a draft by the block of multi-token prediction, which forward() keeps up with where it is loaded: its cache
+  // is one of kv_shapes(), and the hidden state of a sequence's last token one of the records. rows: one for each
+  // sequence, of a drafted token. before [rows, H]: what predict() returned for the token before; no rows: forward() has
+  // seen it. Returns hidden states [rows, H] for predicted_head(), and for the next step.
+  virtual Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
+    (void)ops, (void)rows, (void)state, (void)before;
+    return {};
+  }
+  virtual bool can_predict() const { return false; }
+  // Logits [rows, vocabulary()] of what predict() returned.
+  virtual Tensor predicted_head(Ops& ops, Tensor hidden) const { return head(ops, hidden); }
   // Rows of the output matrix that this rank has.
   virtual RowRange vocabulary() const = 0;
   // Logits [rows, vocabulary()] of hidden states.

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "speculative/draft_model.h"
+#include "speculative/draft_mtp.h"
 #include "speculative/ngram_cache.h"
 #include "speculative/ngram_map.h"
 
@@ -61,6 +62,8 @@ Speculator::Speculator(std::shared_ptr<Engine> target, const SpeculationParams& 
     else if (type == "draft-simple" && draft != nullptr)
       add(std::make_unique<DraftModel>(draft, target_->n_seq_max(), target_->model().text().hyperparameters().vocab,
                                        params.chain));
+    else if (type == "draft-mtp")
+      add(std::make_unique<DraftMtp>(target_, params.chain));
     else if (type == "draft-simple")
       throw InvalidArgument("draft-simple needs a draft model");
     else

@@ -7,13 +7,17 @@ same model are always right.
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_server import EngineServer
 
+from pyllama.errors import InvalidArgument
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
@@ -33,7 +37,7 @@ def write(path: Path, architecture: str, **options: Any) -> Path:
     if architecture == "llama":
         return write_tiny_llama(path, **options)
     if architecture.startswith("qwen35"):
-        return write_tiny_hybrid(path, architecture, n_layer=5, attention_interval=3, **options)
+        return write_tiny_hybrid(path, architecture, n_layer=5, attention_interval=3, n_mtp=1, **options)
     return write_tiny_model(path, architecture, **options)
 
 
@@ -87,8 +91,14 @@ def cases(n_predict: int = 40) -> Iterator[tuple[str, dict[str, Any]]]:
         yield prompt, common | {"grammar": 'root ::= [a-z]+ " " [a-z]+', "n_predict": 20}
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "qwen35", "qwen35moe"])
-@pytest.mark.parametrize("drafter", ["ngrams", "same", "foreign", "both"])
+CASES = [
+    *itertools.product(("llama", "qwen3", "qwen35", "qwen35moe"), ("ngrams", "same", "foreign", "both")),
+    ("qwen35", "mtp"),
+    ("qwen35moe", "mtp"),
+]
+
+
+@pytest.mark.parametrize(("architecture", "drafter"), CASES)
 def test_answers_are_those_of_a_server_without_speculation(
     folder: Path, foreign: Path, architecture: str, drafter: str
 ) -> None:
@@ -99,6 +109,7 @@ def test_answers_are_those_of_a_server_without_speculation(
         "ngrams": ["--spec-type", ALL_NGRAMS],
         "same": ["--spec-type", "draft-simple", "-md", str(model), "--spec-draft-n-max", "5"],
         "foreign": ["--spec-type", "draft-simple", "-md", str(foreign), "--spec-draft-n-max", "4"],
+        "mtp": ["--spec-type", "draft-mtp", "--spec-draft-n-max", "4"],
         "both": ["--spec-type", f"{ALL_NGRAMS},draft-simple", "-md", str(foreign)],
     }[drafter]
     pair = Pair(model, *arguments)
@@ -112,7 +123,7 @@ def test_answers_are_those_of_a_server_without_speculation(
                 # Refused are end tokens at most, which the requests ban.
                 assert timings["draft_n_accepted"] >= 0.9 * timings["draft_n"] > 0
         assert n_drafted > 100
-        assert n_accepted > 0 or drafter == "foreign"
+        assert n_accepted > 0 or drafter in ("foreign", "mtp")
         assert n_accepted < n_drafted or drafter == "same"
         metrics = pair.drafting.metrics()
         assert metrics["spec_decode_num_draft_tokens_total"] == n_drafted
@@ -124,3 +135,107 @@ def test_answers_are_those_of_a_server_without_speculation(
         assert sum(at) == n_accepted
     finally:
         pair.close()
+
+
+def test_clients_at_once_get_what_each_gets_alone(folder: Path) -> None:
+    """Eight clients on four slots, with conversations that begin alike; n-grams and the model's own block."""
+    model = write(folder / "concurrent.gguf", "qwen35")
+    plain = EngineServer(model, "-np", "4", "-c", "8192")
+    drafting = EngineServer(
+        model, "-np", "4", "-c", "8192", "--no-spec-adaptive", *NGRAMS, "--spec-type", f"{ALL_NGRAMS},draft-mtp"
+    )
+    beginnings = ["the same beginning of all " * 12, "another one, of others, " * 12]
+
+    def ask(number: int) -> list[tuple[Any, ...]]:
+        answers, prompt = [], beginnings[number % 2] + f"{number % 4} "
+        for turn in range(3):
+            fields = {"temperature": 0.8 * (number % 2), "seed": number, "n_predict": 24, "n_probs": number % 3}
+            expected = plain.complete(prompt, return_tokens=True, **fields)
+            answer = drafting.complete(prompt, return_tokens=True, **fields)
+            answers.append((number, turn, answer["tokens"], answer["content"], answer.get("completion_probabilities")))
+            assert answers[-1][2:] == (
+                expected["tokens"],
+                expected["content"],
+                expected.get("completion_probabilities"),
+            )
+            prompt += answer["content"] + f" and then {turn}. "
+        return answers
+
+    try:
+        with ThreadPoolExecutor(8) as clients:
+            together = list(clients.map(ask, range(8)))
+        assert together == [ask(number) for number in range(8)]
+    finally:
+        plain.close()
+        drafting.close()
+
+
+def test_a_file_with_a_block_of_multi_token_prediction_says_so_itself_and_loads_without_it(folder: Path) -> None:
+    model = write(folder / "hybrid.gguf", "qwen35")
+    server = EngineServer(model)
+    assert server.state.loaded.engine_loop.speculation_names == []
+    server.close()
+    server = EngineServer(model, "--spec-type", "draft-mtp")
+    try:
+        settings = server.complete("abc")["generation_settings"]
+        assert settings["speculative.types"] == "draft-mtp"
+        assert server.client.get("/slots").json()[0]["speculative"] is True
+    finally:
+        server.close()
+
+
+def test_what_cannot_speculate_stops_the_start_with_the_reason(folder: Path, foreign: Path) -> None:
+    llama = write(folder / "plain.gguf", "llama")
+    other = write_tiny_llama(folder / "other.gguf", metadata={"tokenizer.ggml.eos_token_id": 7})
+    for arguments, message in (
+        (["--spec-type", "draft-simple"], "needs a draft model"),
+        (["--spec-type", "draft-simple", "-md", str(folder / "missing.gguf")], "there is no file"),
+        (["--spec-type", "draft-mtp"], "block of multi-token prediction"),
+        (["--spec-type", "ngram-simple", "--spec-synth-len", "99"], "expected 1 to 49"),
+        (["--spec-type", "ngram-cache", "-lcs", str(llama)], "lookup file"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            EngineServer(llama, *arguments)
+    assert other.exists()
+
+
+def test_synthetic_acceptance_gives_rounds_of_the_wanted_length(folder: Path, foreign: Path) -> None:
+    model = write(folder / "synthetic.gguf", "llama")
+    arguments = ["--spec-type", "draft-simple", "-md", str(foreign), "--spec-draft-n-max", "4"]
+    server = EngineServer(model, *arguments, "--spec-synth-len", "3")
+    try:
+        timings = server.complete("abc", n_predict=400)["timings"]
+        n_rounds = timings["draft_n"] / 4
+        assert 1 + timings["draft_n_accepted"] / n_rounds == pytest.approx(3, abs=0.4)
+    finally:
+        server.close()
+
+
+def test_the_log_says_how_the_drafts_of_a_request_and_of_each_drafter_fared(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = write(folder / "logged.gguf", "llama")
+    caplog.set_level(logging.DEBUG, "pyllama.server")
+    server = EngineServer(model, "--no-spec-adaptive", *NGRAMS, "--spec-type", "ngram-simple")
+    server.complete("abcabcabcabcabc", n_predict=60)
+    server.close()
+    assert "draft acceptance = 0." in caplog.text
+    assert "acc per pos = (" in caplog.text
+    assert "statistics     ngram-simple: #calls(b,g,a) =    1" in caplog.text
+
+
+def test_a_server_that_slept_drafts_again(folder: Path) -> None:
+    model = write(folder / "asleep.gguf", "llama")
+    server = EngineServer(
+        model, "--no-spec-adaptive", *NGRAMS, "--spec-type", "ngram-simple", "--sleep-idle-seconds", "1"
+    )
+    try:
+        before = server.complete("abcabcabcabcabc", n_predict=60)
+        deadline = time.monotonic() + 30
+        while not server.state.loaded.engine_loop.is_sleeping and time.monotonic() < deadline:
+            time.sleep(0.05)
+        after = server.complete("abcabcabcabcabc", n_predict=60)
+        assert after["content"] == before["content"]
+        assert after["timings"]["draft_n"] == before["timings"]["draft_n"] > 0
+    finally:
+        server.close()

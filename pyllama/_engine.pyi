@@ -30,9 +30,18 @@ class KeyValue(NamedTuple):
     value: Any  # int, float, bool, str; for arrays list[str] or an ndarray
 
 def backend_info() -> dict[str, Any]:
-    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (why not), and of the
-    build: ``version``, ``build_number``
-    (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
+    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (compiler of the CUDA
+    kernels, or why there are none), and of the build: ``version``, ``build_number`` (commits), ``commit`` (both 0 and
+    ``unknown`` outside git), ``compiler``.
+    """
+
+def cuda_status() -> dict[str, Any]:
+    """CUDA on this machine: ``kernels`` (as ``backend_info()["cuda"]``), ``driver`` (CUDA version, or one line on why
+    there is none), ``has_driver``, and ``devices``: dicts of ``device`` (``CUDA0``), ``name``, ``pci_bus_id``,
+    ``capability``, ``multiprocessors``, ``total_bytes``, ``free_bytes``, ``ecc``, ``peers`` (ordinals), ``problem``
+    (empty, or why it cannot be used).
+
+    Makes a context on each device for a moment. Never raises for a machine without.
     """
 
 def dequantize(type_name: str, data: Buffer, n_values: int) -> NDArray[np.float32]:
@@ -435,6 +444,36 @@ class InputSums(NamedTuple):
     n_rows: NDArray[np.int64]  # [matrices] rows of x summed
 
 @final
+class LoraAdapter:
+    """A LoRA adapter file, made ready for one model. Immutable; several engines may share it.
+
+    Raises `GgufError`, `OutOfMemory`; `ModelError` for a file that is no adapter of this model, naming what is wrong.
+    """
+
+    path: str
+
+    def __init__(self, model: Model, path: str | PathLike[str], *, n_threads: int = 0) -> None: ...
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def prompt_prefix(self) -> str: ...
+
+class ControlVector:
+    """Directions that are added to the residual stream: the sum of (path, scale) files.
+
+    first_layer, last_layer: the layers, from 0, after which they are added, both included; 0: no limit.
+    Raises `GgufError`, `ModelError` for files that do not fit the model, `InvalidArgument`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        files: Iterable[tuple[str | PathLike[str], float]],
+        *,
+        first_layer: int = 0,
+        last_layer: int = 0,
+    ) -> None: ...
+
 class Engine:
     """Memory for `n_seq_max` sequences over one shared pool of `n_ctx` tokens, and the forward pass over them.
 
@@ -445,6 +484,7 @@ class Engine:
     cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states or
     windows that it keeps per sequence. swa_full: keep what is behind sliding windows; it takes memory, but leaves every
     beginning of a sequence usable.
+    adapters: of this model; a sequence chooses a scale for each. control: directions for all sequences.
     Of a model on several ranks in mode ``tensor`` the threads are shared out over the ranks. When a rank fails, a call
     raises `DeviceError` naming it; while it does not return, so does every later call that computes.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
@@ -477,6 +517,8 @@ class Engine:
         n_checkpoints: int = 32,
         swa_full: bool = True,
         collect_importance: bool = False,
+        adapters: Sequence[LoraAdapter] = (),
+        control: ControlVector | None = None,
     ) -> None: ...
     @property
     def n_ctx(self) -> int: ...
@@ -539,8 +581,18 @@ class Engine:
         """
 
     # Prefix reuse. What a sequence loses goes to host memory as far as ``cache_bytes`` allows.
-    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+    def set_adapters(self, seq_id: int, scales: Sequence[float]) -> None:
+        """The scale of each adapter for the tokens of this sequence; none: they are not applied, as at first.
+
+        They stay until they are set again, or the sequence becomes another's beginning. InvalidArgument for another
+        number of scales, ones that are not finite, and while the sequence holds tokens computed with others.
+        """
+    def adapters(self, seq_id: int) -> tuple[float, ...]:
+        """The scales of a sequence in single precision; empty when no adapter is applied."""
+    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int, scales: Sequence[float] = ()) -> PrefixReuse:
         """The sequence becomes the longest reusable beginning of `tokens`, at most `most` of them.
+
+        scales: as of `set_adapters`, what the sequence has from here on; only tokens computed with them are reused.
 
         It may be what the sequence holds itself, what another one holds (pages are shared) or a copy in host memory. A
         recurrent model can begin where another sequence ends, or at a checkpoint. InvalidArgument for token ids outside

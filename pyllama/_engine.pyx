@@ -114,11 +114,38 @@ def backend_info():
         "isa": names[-1],
         "available": names,
         "devices": [name.decode() for name in native.available_devices()],
-        "cuda": "built without CUDA kernels",
+        "cuda": native.kernels_text().decode(),
         "version": native.version_text().decode(),
         "compiler": native.compiler_text().decode(),
         "build_number": native.build_number(),
         "commit": native.commit_text().decode(),
+    }
+
+
+def cuda_status():
+    cdef native.CudaStatus status
+    with nogil:
+        status = native.cuda_status()
+    devices = []
+    cdef size_t i
+    for i in range(status.devices.size()):
+        devices.append({
+            "device": status.devices[i].info.device_name().decode(),
+            "name": status.devices[i].info.name.decode(),
+            "pci_bus_id": status.devices[i].info.pci_bus_id.decode(),
+            "capability": status.devices[i].info.capability().decode(),
+            "multiprocessors": status.devices[i].info.multiprocessors,
+            "total_bytes": status.devices[i].info.total_bytes,
+            "free_bytes": status.devices[i].free_bytes,
+            "ecc": status.devices[i].info.has_ecc,
+            "peers": [int(peer) for peer in status.devices[i].info.peers],
+            "problem": status.devices[i].problem.decode(),
+        })
+    return {
+        "kernels": status.kernels.decode(),
+        "driver": status.driver.decode(),
+        "has_driver": status.has_driver,
+        "devices": devices,
     }
 
 
@@ -587,6 +614,47 @@ cdef class HiddenPool:
         return result.reshape(-1, self.ptr.get().hidden()) if self.ptr.get().type() == PoolingType.none else result
 
 
+cdef class LoraAdapter:
+    cdef shared_ptr[const native.LoraAdapter] ptr
+    cdef readonly str path
+
+    def __init__(self, Model model not None, path, *, int32_t n_threads=0):
+        cdef string file = native_path(path)
+        model.model()
+        cdef shared_ptr[const native.LoadedModel] shared = model.ptr
+        cdef shared_ptr[const native.LoraAdapter] loaded
+        with nogil:
+            loaded = native.load_adapter(shared, file, n_threads)
+        self.ptr = loaded
+        self.path = os.fsdecode(path)
+
+    @property
+    def task_name(self):
+        return self.ptr.get().task_name().decode("utf-8", "replace")
+
+    @property
+    def prompt_prefix(self):
+        return self.ptr.get().prompt_prefix().decode("utf-8", "replace")
+
+
+cdef class ControlVector:
+    cdef shared_ptr[const native.ControlVector] ptr
+
+    def __init__(self, Model model not None, files, *, int32_t first_layer=0, int32_t last_layer=0):
+        cdef vector[native.ControlVectorFile] native_files
+        cdef native.ControlVectorFile file
+        for path, scale in files:
+            file.path = native_path(path)
+            file.scale = scale
+            native_files.push_back(file)
+        model.model()
+        cdef shared_ptr[const native.LoadedModel] shared = model.ptr
+        cdef shared_ptr[const native.ControlVector] loaded
+        with nogil:
+            loaded = native.load_control_vector(deref(shared), native_files, first_layer, last_layer)
+        self.ptr = loaded
+
+
 cdef class Engine:
     cdef shared_ptr[native.Engine] ptr
     cdef int32_t n_vocab
@@ -596,8 +664,17 @@ cdef class Engine:
                  str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
                  double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
                  double yarn_beta_slow=-1.0, thread_cpus=(), int32_t thread_priority=0, int32_t thread_poll=50,
-                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint swa_full=True, bint collect_importance=False):
+                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint swa_full=True, bint collect_importance=False,
+                 adapters=(), ControlVector control=None):
         cdef native.EngineParams params
+        cdef LoraAdapter adapter
+        for item in adapters:
+            adapter = item
+            if adapter is None:
+                raise InvalidArgument("adapters holds None, expected LoraAdapter")
+            params.adapters.push_back(adapter.ptr)
+        if control is not None:
+            params.control = control.ptr
         for cpus in thread_cpus:
             params.threads.cpus.push_back(token_vector(cpus))
         params.threads.priority = thread_priority
@@ -784,13 +861,25 @@ cdef class Engine:
         with nogil:
             engine.get().shift(seq_id, n_keep, n_discard)
 
-    def reuse_prefix(self, int32_t seq_id, tokens, int32_t most):
+    def set_adapters(self, int32_t seq_id, scales):
         cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[float] native_scales = scales
+        cdef FloatSpan view = FloatSpan(native_scales.data(), native_scales.size())
+        with nogil:
+            engine.get().set_adapters(seq_id, view)
+
+    def adapters(self, int32_t seq_id):
+        return tuple(self.engine().get().adapters(seq_id))
+
+    def reuse_prefix(self, int32_t seq_id, tokens, int32_t most, scales=()):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[float] native_scales = scales
+        cdef FloatSpan scale_view = FloatSpan(native_scales.data(), native_scales.size())
         cdef vector[int32_t] native_tokens = token_vector(tokens)
         cdef TokenSpan view = TokenSpan(native_tokens.data(), native_tokens.size())
         cdef native.PrefixReuse reuse
         with nogil:
-            reuse = engine.get().reuse_prefix(seq_id, view, most)
+            reuse = engine.get().reuse_prefix(seq_id, view, most, scale_view)
         return PrefixReuse(reuse.length, reuse.matched, text(reuse.source), reuse.checkpoint, text(reuse.limit))
 
     def checkpoint(self, int32_t seq_id):

@@ -149,6 +149,30 @@ cdef extern from "parallel/placement.h" namespace "v100" nogil:
         const vector[string]& devices() const
     vector[string] available_devices()
 
+cdef extern from "cuda/device.h" namespace "v100::cuda" nogil:
+    cdef cppclass DeviceInfo:
+        string name
+        string pci_bus_id
+        int32_t multiprocessors
+        size_t total_bytes
+        bool has_ecc
+        vector[int32_t] peers
+        string device_name() const
+        string capability() const
+
+cdef extern from "cuda/status.h" namespace "v100::cuda" nogil:
+    string kernels_text()
+    cdef cppclass CudaStatusEntry "v100::cuda::Status::Entry":
+        DeviceInfo info
+        size_t free_bytes
+        string problem
+    cdef cppclass CudaStatus "v100::cuda::Status":
+        string kernels
+        string driver
+        bool has_driver
+        vector[CudaStatusEntry] devices
+    CudaStatus cuda_status "v100::cuda::status"()
+
 cdef extern from "parallel/collective.h" namespace "v100" nogil:
     cdef cppclass InjectedFault:
         int32_t rank
@@ -176,6 +200,18 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         string file_type_label() except +translate_error
         string description() except +translate_error
     vector[string] available_isas()
+
+cdef extern from "engine/lora_adapter.h" namespace "v100" nogil:
+    cdef cppclass LoraAdapter:
+        const string& task_name() const
+        const string& prompt_prefix() const
+
+cdef extern from "engine/control_vector.h" namespace "v100" nogil:
+    cdef cppclass ControlVectorFile:
+        string path
+        float scale
+    cdef cppclass ControlVector:
+        pass
 
 cdef extern from "sampling/dry.h" namespace "v100" nogil:
     cdef cppclass DryBreaker:
@@ -304,6 +340,8 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_checkpoints
         bool swa_full
         bool collect_importance
+        vector[shared_ptr[const LoraAdapter]] adapters
+        shared_ptr[const ControlVector] control
     cdef cppclass SequenceWork:
         int32_t sequence
         TokenSpan tokens
@@ -344,7 +382,10 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         bool can_shift() except +translate_error
         void shift(int32_t sequence, int32_t n_keep, int32_t n_discard) except +translate_error
 
-        PrefixReuse reuse_prefix(int32_t sequence, TokenSpan tokens, int32_t most) except +translate_error
+        void set_adapters(int32_t sequence, FloatSpan scales) except +translate_error
+        vector[float] adapters(int32_t sequence) except +translate_error
+        PrefixReuse reuse_prefix(int32_t sequence, TokenSpan tokens, int32_t most,
+                                 FloatSpan scales) except +translate_error
         void checkpoint(int32_t sequence) except +translate_error
         void release(int32_t sequence) except +translate_error
         CacheUsage cache_usage() except +translate_error
@@ -433,6 +474,10 @@ cdef extern from "native_bridge.h" namespace "v100" nogil:
     void override_bool(MetadataOverrides& overrides, const string& key, bool value) except +translate_error
     void override_string(MetadataOverrides& overrides, const string& key, const string& value) except +translate_error
     shared_ptr[const LoadedModel] load_model(const ModelParams& params) except +translate_error
+    shared_ptr[const LoraAdapter] load_adapter(shared_ptr[const LoadedModel] model, const string& path,
+                                               int32_t n_threads) except +translate_error
+    shared_ptr[const ControlVector] load_control_vector(const LoadedModel& model, const vector[ControlVectorFile]& files,
+                                                        int32_t first, int32_t last) except +translate_error
     shared_ptr[const DryBreakers] new_dry_breakers(const vector[DryBreaker]& breakers) except +translate_error
     shared_ptr[Sampler] new_sampler(int32_t n_vocab, const SamplerParams& params) except +translate_error
     shared_ptr[Sampler] copy_sampler(const Sampler& other) except +translate_error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyllama.chat_template_turns import TURNS, template_source
+
 _CHATML = """\
 {%- for message in messages -%}
     {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' -}}
@@ -71,15 +73,6 @@ _MISTRAL_V7 = """\
 {%- endfor -%}
 """
 
-_ZEPHYR = """\
-{%- for message in messages -%}
-    {{- '<|' ~ message.role ~ '|>\\n' ~ message.content ~ eos_token ~ '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|assistant|>\\n' -}}
-{%- endif -%}
-"""
-
 _PHI3 = """\
 {%- for message in messages -%}
     {{- '<|' ~ message.role ~ '|>\\n' ~ message.content ~ '<|end|>\\n' -}}
@@ -96,8 +89,8 @@ BUILTIN_TEMPLATES: Mapping[str, str] = {
     "llama3": _LLAMA3,
     "gemma": _GEMMA,
     "mistral-v7": _MISTRAL_V7,
-    "zephyr": _ZEPHYR,
     "phi3": _PHI3,
+    **{name: template_source(turns) for name, turns in TURNS.items()},
 }
 
 DEFAULT_TEMPLATE = "chatml"

@@ -21,6 +21,7 @@ from pyllama.completion_types import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
     ChatLogprobs,
     Completion,
     CompletionChunk,
@@ -133,6 +134,11 @@ class SamplingOptions:
         is_on = self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n > 0
         return is_on and self.mirostat == 0 and "dry" in self.samplers
 
+    @property
+    def banned(self) -> frozenset[int]:
+        """Tokens that are never drawn."""
+        return frozenset(token for token, bias in self.logit_bias if bias == -math.inf)
+
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of `pyllama._engine.Sampler`; the seed and the prepared DRY breakers are left out."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "dry_sequence_breakers"}
@@ -220,10 +226,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "tfs_z": (1.0,),
     "grammar": (None,),
-    "tools": (None, []),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "tool_choice": (None, "none", "auto"),
     "penalize_nl": (True,),
 }
 
@@ -452,7 +456,7 @@ def collect(deltas: Iterable[TextDelta]) -> Collected:
 
 def completion_response(request: CompletionRequest, collected: Collected) -> Completion:
     chunk = completion_chunk(request, collected.text, collected.records, collected.finish_reason)
-    return Completion(**chunk, usage=_usage(request, collected))
+    return Completion(**chunk, usage=usage_of(request, collected))
 
 
 def completion_chunks(request: CompletionRequest, deltas: Iterable[TextDelta]) -> Iterator[CompletionChunk]:
@@ -494,26 +498,26 @@ def chat_response(request: CompletionRequest, collected: Collected) -> ChatCompl
             {
                 "index": 0,
                 "message": {"role": "assistant", "content": collected.text},
-                "logprobs": None if request.n_probs is None else _chat_logprobs(collected.records),
+                "logprobs": None if request.n_probs is None else chat_logprobs(collected.records),
                 "finish_reason": collected.finish_reason,
             }
         ],
-        usage=_usage(request, collected),
+        usage=usage_of(request, collected),
     )
 
 
 def chat_chunks(request: CompletionRequest, deltas: Iterable[TextDelta]) -> Iterator[ChatCompletionChunk]:
     """A chunk with the role, chunks with content, a chunk with the finish reason and an empty delta."""
-    yield _chat_chunk(request, {"role": "assistant"}, (), None)
+    yield chat_chunk(request, {"role": "assistant"}, (), None)
     for delta in deltas:
         if delta.text or delta.records:
-            yield _chat_chunk(request, {"content": delta.text}, delta.records, None)
+            yield chat_chunk(request, {"content": delta.text}, delta.records, None)
         if delta.finish_reason is not None:
-            yield _chat_chunk(request, {}, (), delta.finish_reason)
+            yield chat_chunk(request, {}, (), delta.finish_reason)
 
 
-def _chat_chunk(
-    request: CompletionRequest, delta: ChatDelta, records: Sequence[TokenRecord], finish_reason: FinishReason | None
+def chat_chunk(
+    request: CompletionRequest, delta: ChatDelta, records: Sequence[TokenRecord], finish_reason: ChatFinishReason | None
 ) -> ChatCompletionChunk:
     return ChatCompletionChunk(
         id="chat" + request.id,
@@ -524,14 +528,14 @@ def _chat_chunk(
             {
                 "index": 0,
                 "delta": delta,
-                "logprobs": _chat_logprobs(records) if records else None,
+                "logprobs": chat_logprobs(records) if records else None,
                 "finish_reason": finish_reason,
             }
         ],
     )
 
 
-def _usage(request: CompletionRequest, collected: Collected) -> Usage:
+def usage_of(request: CompletionRequest, collected: Collected) -> Usage:
     n_prompt = len(request.tokens)
     return Usage(
         prompt_tokens=n_prompt, completion_tokens=collected.n_tokens, total_tokens=n_prompt + collected.n_tokens
@@ -555,7 +559,7 @@ def _completion_logprobs(records: Sequence[TokenRecord]) -> CompletionLogprobs:
     )
 
 
-def _chat_logprobs(records: Sequence[TokenRecord]) -> ChatLogprobs:
+def chat_logprobs(records: Sequence[TokenRecord]) -> ChatLogprobs:
     return ChatLogprobs(
         content=[
             {

@@ -16,6 +16,7 @@ from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.grammar import Constraint
+from pyllama.grammar.guide import Guide
 from pyllama.llama_drafts import SequenceDrafts
 from pyllama.llama_state import LlamaState, LogitsRows
 
@@ -61,6 +62,7 @@ class TokenSequence:
         self.n_vocab = model.n_vocab
         self.n_ctx = engine.n_ctx
         self.is_closing = False
+        self._scales: tuple[float, ...] = ()  # of the LoRA adapters, as the engine has them
         self.tokens: list[int] = []
         self.rows = LogitsRows(self.n_vocab)
         self._planned: list[int] = []  # lengths at which the state is kept while a prompt is computed
@@ -123,10 +125,16 @@ class TokenSequence:
         # Ours go first: whatever interrupts the call, both sides then agree up to the shorter length.
         del self.tokens[n_common:]
         self.rows.truncate(n_common)
-        length = self.engine.reuse_prefix(SEQUENCE, tokens, most).length
+        length = self.engine.reuse_prefix(SEQUENCE, tokens, most, self._scales).length
         self.tokens = tokens[:length]
         self.rows.truncate(min(n_common, length))
         self.rows.truncate(length)
+
+    def use_scales(self, scales: Sequence[float]) -> None:
+        """An empty sequence, whose tokens will be computed with these scales of the LoRA adapters."""
+        self.release()
+        self.engine.set_adapters(SEQUENCE, scales)
+        self._scales = self.engine.adapters(SEQUENCE)
 
     def release(self) -> None:
         """As `clear`, but what the sequence held is kept in the engine's host memory, for later prompts."""
@@ -247,7 +255,7 @@ class TokenSequence:
         criteria: Sequence[StoppingCriterion] = (),
         *,
         reset: bool = True,
-        constraint: Constraint | None = None,
+        constraint: Constraint | Guide | None = None,
         n_most: int = 0,
     ) -> Generator[DrawnToken, Sequence[int] | None, None]:
         """Draw token after token; a drawn one enters the memory when the next is asked for. `criteria` end it.
@@ -395,9 +403,14 @@ class TokenSequence:
             held = self.engine.length(SEQUENCE)
             if held != len(state.input_ids):
                 raise InvalidArgument(f"the state lists {len(state.input_ids)} tokens, but its memory holds {held}")
+            if held and self.engine.adapters(SEQUENCE) != self._scales:
+                raise InvalidArgument("the state was computed with other scales of the LoRA adapters")
         except BaseException:
             self.engine.clear(SEQUENCE)
+            self.engine.set_adapters(SEQUENCE, self._scales)
             raise
+        if not held:
+            self.engine.set_adapters(SEQUENCE, self._scales)
         self.tokens = list(state.input_ids)
         self.rows.extend(len(self.tokens), {}, keep_others=False)
 

@@ -67,6 +67,15 @@ inline void override_string(MetadataOverrides& overrides, const std::string& key
 inline std::shared_ptr<const LoadedModel> load_model(const ModelParams& params) {
   return std::make_shared<const LoadedModel>(params);
 }
+inline std::shared_ptr<const LoraAdapter> load_adapter(std::shared_ptr<const LoadedModel> model,
+                                                       const std::string& path, int32_t n_threads) {
+  return std::make_shared<const LoraAdapter>(std::move(model), path, n_threads);
+}
+inline std::shared_ptr<const ControlVector> load_control_vector(const LoadedModel& model,
+                                                                const std::vector<ControlVectorFile>& files,
+                                                                int32_t first, int32_t last) {
+  return std::make_shared<const ControlVector>(model, files, first, last);
+}
 inline std::shared_ptr<const DryBreakers> new_dry_breakers(const std::vector<DryBreaker>& breakers) {
   return std::make_shared<const DryBreakers>(breakers);
 }

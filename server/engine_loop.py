@@ -18,7 +18,7 @@ from typing import Any
 from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
 from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
 from pyllama.grammar import ConstraintFailed
-from pyllama.server import scheduler
+from pyllama.server import scheduler, slot_log
 from pyllama.server.embedding_tasks import EmbeddingQueue, EmbeddingRequest
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
@@ -26,7 +26,6 @@ from pyllama.server.metrics import Totals
 from pyllama.server.prompt_scores import score_rows
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.scheduler import Chunk, SequenceState, Waiting
-from pyllama.server.slot_log import log_finished
 from pyllama.server.slot_memory import SlotMemory
 from pyllama.server.slots import Slot, choose_slot
 from pyllama.server.speculation import SlotSpeculation
@@ -93,6 +92,10 @@ class EngineLoop:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
         self.memory = SlotMemory(engine, self.slots, settings.checkpoints, can_cut=settings.can_cut)
         self.totals = Totals()
+        self._reports = slot_log.GenerationReports(settings.n_slots)
+        self.on_sleep: Callable[[bool], None] = lambda is_sleeping: (
+            None
+        )  # called when it falls asleep and when it wakes
         self._engine = engine
         self._embeddings = embeddings
         self._settings = settings
@@ -249,6 +252,7 @@ class EngineLoop:
     def _use(self, engine: Any) -> None:
         self._engine = engine
         self._speculation = None if engine is None else self._make_speculation(engine)
+        self.on_sleep(engine is None)
         self.memory.use(engine)
         if self._embeddings is not None:
             self._embeddings.use(engine)
@@ -317,7 +321,7 @@ class EngineLoop:
             self._waiting = [group for group in self._waiting if group[0].request is not request]
             for slot in self.slots:
                 if slot.generation is not None and slot.generation.request is request:
-                    log.info("slot %2d | request %d | cancelled, n_tokens = %d", slot.id, request.id, len(slot.tokens))
+                    slot_log.stopped(slot, slot.generation, why=", cancelled")
                     self._release(slot)
 
     def _run_slot_actions(self) -> None:
@@ -343,18 +347,16 @@ class EngineLoop:
         waiting = [Waiting(len(group), self._pinned_slot(group)) for group in self._waiting]
 
         def choose(index: int, free: Collection[int]) -> int:
-            prompt = self._waiting[index][0].tokens
-            slot, share = choose_slot([self.slots[i] for i in free], prompt, self._settings.similarity)
-            if share is not None:
-                log.info("slot %2d | selected slot by LCP similarity, f_sim_best = %.3f", slot.id, share)
-            else:
-                log.info("slot %2d | selected slot by LRU, t_last = %d", slot.id, slot.last_used)
+            first = self._waiting[index][0]
+            candidates = [self.slots[i] for i in free]
+            slot, share = choose_slot(candidates, first.tokens, self._settings.similarity, first.params.applied_scales)
+            slot_log.selected(slot, share)
             return slot.id
 
         admitted = scheduler.admit(waiting, idle, choose)
         for index, slot_ids in admitted:
             if waiting[index].id_slot >= 0:
-                log.info("slot %2d | selected slot by id (%d)", slot_ids[0], waiting[index].id_slot)
+                slot_log.selected_by_id(slot_ids[0], waiting[index].id_slot)
             for generation, slot_id in zip(self._waiting[index], slot_ids, strict=True):
                 self._place(generation, self.slots[slot_id])
         gone = {index for index, _ in admitted}
@@ -374,21 +376,17 @@ class EngineLoop:
         else:
             generation.reuse = self._reuse_prefix(generation, slot)
         generation.start(self._clock(), len(slot.tokens))
-        log.info(
-            "slot %2d | task %d | processing task, is_child = %d",
-            slot.id,
-            generation.age,
-            int(generation.parent is not None),
-        )
+        slot_log.launched(generation)
         self._events.append(Started(generation))
         self._report_progress(generation, len(slot.tokens))
 
     def _reuse_prefix(self, generation: Generation, slot: Slot) -> Any:
         """Begin with what is known of the tokens, unless the request wants them computed; the engine's answer."""
+        scales = generation.params.applied_scales
         if not generation.params.cache_prompt or generation.is_scoring:
-            self.memory.forget(slot)
+            self.memory.start_anew(slot, scales)
             return None
-        found = self.memory.reuse(slot, generation.tokens)
+        found = self.memory.reuse(slot, generation.tokens, scales)
         self.memory.plan_checkpoints(slot, generation.prompt)
         if found is not None:
             log.debug(
@@ -679,6 +677,7 @@ class EngineLoop:
     def _take(self, generation: Generation, output: Any, now: float) -> bool:
         """One drawn token; True when it ends the generation."""
         self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
+        self._reports.on_token(generation, now)
         return generation.is_done
 
     def _count_step(
@@ -702,6 +701,7 @@ class EngineLoop:
         totals.prompt_seconds += seconds * (n_rows - n_generation_rows) / n_rows
 
     def _report_progress(self, generation: Generation, n_tokens: int) -> None:
+        slot_log.prompt_progress(generation, n_tokens)
         params = generation.params
         if params.return_progress and params.stream:
             timings = generation.timings() if params.timings_per_token else None
@@ -730,7 +730,7 @@ class EngineLoop:
         totals.predicted_tokens += generation.n_decoded
         totals.predicted_steps += generation.n_decoded - 1
         totals.n_tokens_max = max(totals.n_tokens_max, len(generation.tokens))
-        log_finished(slot, generation, timings)
+        slot_log.finished(slot, generation, timings)
         self._events.append(Finished(generation))
         self._release(slot)
 
@@ -743,6 +743,8 @@ class EngineLoop:
             self.memory.clear(slot)
         elif generation.shifted_at is not None and generation.shifted_at < len(slot.tokens):
             self.memory.cut(slot, generation.shifted_at)
+        if self.n_busy == 0:
+            slot_log.all_idle()
 
     # ---- when things go wrong
 

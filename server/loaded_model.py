@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pyllama.chat.tools_as_text import with_calls_as_text, with_tools_as_text
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.host_memory import MEBIBYTE, cache_budget
-from pyllama.server.chat_tools import with_calls_as_text, with_tools_as_text
+from pyllama.server.adapters import AdapterFacts, Adapters
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import InvalidRequest
@@ -54,6 +55,7 @@ class LoadedModel:
     shifts_context: bool = False
     pooling: str | None = None
     rerank_prompt: RerankPrompt | None = None
+    adapters: Adapters = field(default_factory=Adapters)
     dry_breakers: DryBreakerTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -191,6 +193,7 @@ def open_model(settings: ServerSettings) -> Any:
 def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
     """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
     from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Sampler, Work
+    from pyllama.adapters import load_adapters, load_control_vector
     from pyllama.embeddings import EMBEDDED_TOGETHER, read_pooling_type
     from pyllama.server.chat_templates import load_template
     from pyllama.server.engine_loop import LoopSettings
@@ -223,17 +226,21 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         **settings.rope,
     }
 
-    def make_engine(model: Any) -> Any:
-        return Engine(model, **engine_arguments)
+    def make_engine(model: Any, adapters: list[Any]) -> Any:
+        control = load_control_vector(model, settings.control_vectors, settings.control_layers)
+        return Engine(model, adapters=adapters, control=control, **engine_arguments)
 
     def make_engine_again() -> Any:
         log.info("loading model '%s' again", settings.model)
         again = open_model(settings)
-        engine = make_engine(again)
+        engine = make_engine(again, load_adapters(again, settings.adapters))
         again.close()  # the engine keeps the weights as long as it needs them
         return engine
 
-    engine = make_engine(model)
+    adapters = load_adapters(model, settings.adapters)
+    for index, (adapter, (_, scale)) in enumerate(zip(adapters, settings.adapters, strict=True)):
+        log.info("LoRA adapter %d: '%s', scale = %g", index, adapter.path, scale)
+    engine = make_engine(model, adapters)
     keeps_states = engine.needs_checkpoints and cache_bytes != 0 and settings.n_checkpoints > 0
     if engine.needs_checkpoints and not keeps_states:
         log.warning(
@@ -254,7 +261,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         "initializing, n_slots = %d, n_ctx_slot = %d, kv_unified = '%s'",
         settings.n_slots,
         n_ctx_slot,
-        settings.kv_unified,
+        "true" if settings.kv_unified else "false",
     )
     shifts_context = settings.context_shift and engine.can_shift
     if settings.context_shift and not shifts_context:
@@ -323,6 +330,10 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         shifts_context=shifts_context,
         pooling=pooling,
         rerank_prompt=RerankPrompt.from_metadata(metadata, tokenizer) if pooling == "rank" else None,
+        adapters=Adapters(
+            [AdapterFacts(adapter.path, adapter.task_name, adapter.prompt_prefix) for adapter in adapters],
+            [scale for _, scale in settings.adapters],
+        ),
     )
     model.close()  # the engine keeps the weights as long as it needs them
     engine_loop.start()

@@ -59,9 +59,17 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
               [this](PageId from, PageId to) { ranks_->copy_page(from, to); }),
       states_(params.n_seq_max),
       tokens_(static_cast<size_t>(params.n_seq_max)),
+      adapters_(params.adapters),
+      control_(params.control),
+      scales_(static_cast<size_t>(params.n_seq_max)),
       ropes_(model_->text().ropes(params.rope, n_ctx_)),
       rope_tables_(ropes_.size()),
       block_rope_tables_(ropes_.size()) {
+  for (const auto& adapter : adapters_)
+    if (&adapter->model() != model_.get()) throw InvalidArgument("an adapter was loaded for another model");
+  if (control_ != nullptr &&
+      control_->directions().size() != static_cast<size_t>(model_->text().hyperparameters().layers))
+    throw InvalidArgument("the control vector was made for another model");
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
   for (int32_t rank = 0; rank < model_->placement().ranks() && !params.swa_full; ++rank)
@@ -75,17 +83,19 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
     window_memory_ = std::make_unique<PagedMemory>(
         n_window_pages, params.n_seq_max, [this](PageId from, PageId to) { ranks_->copy_window_page(from, to); });
   }
-  ranks_ = std::make_unique<RankSet>(model_,
-                                     RankSetParams{.type_k = type_k_,
-                                                   .type_v = type_v_,
-                                                   .n_pages = memory_.n_pages(),
-                                                   .n_window_pages = n_window_pages,
-                                                   .n_state_slots = states_.n_slots(),
-                                                   .n_threads = n_threads_,
-                                                   .n_threads_batch = n_threads_batch_,
-                                                   .threads = params.threads,
-                                                   .importance = params.collect_importance ? &importance_ : nullptr});
-  prefixes_ = std::make_unique<PrefixMemory>(memory_, window_memory_.get(), window_, states_, tokens_, *ranks_,
+  ranks_ =
+      std::make_unique<RankSet>(model_, RankSetParams{.type_k = type_k_,
+                                                      .type_v = type_v_,
+                                                      .n_pages = memory_.n_pages(),
+                                                      .n_window_pages = n_window_pages,
+                                                      .n_state_slots = states_.n_slots(),
+                                                      .n_threads = n_threads_,
+                                                      .n_threads_batch = n_threads_batch_,
+                                                      .threads = params.threads,
+                                                      .importance = params.collect_importance ? &importance_ : nullptr,
+                                                      .adapters = adapters_,
+                                                      .control = control_});
+  prefixes_ = std::make_unique<PrefixMemory>(memory_, window_memory_.get(), window_, states_, tokens_, scales_, *ranks_,
                                              params.cache_bytes, params.n_checkpoints);
 }
 
@@ -97,6 +107,7 @@ Engine::~Engine() {
   keep_forever(std::move(memory_));
   keep_forever(std::move(window_memory_));
   keep_forever(std::move(tokens_));
+  keep_forever(std::move(scales_));
   keep_forever(std::move(rope_tables_));
   keep_forever(std::move(block_rope_tables_));
   keep_forever(std::move(ubatch_));
@@ -124,7 +135,9 @@ void Engine::check_token(int32_t token) const {
 // continues: an earlier ubatch of this step has rows of the sequence already.
 SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues) const {
   const int32_t written = states_.written(sequence);
-  return {{row, row}, memory_.pages(sequence), {}, continues ? written : states_.slot(sequence), written};
+  return {{row, row}, memory_.pages(sequence),
+          {},         continues ? written : states_.slot(sequence),
+          written,    scales_[static_cast<size_t>(sequence)]};
 }
 
 void Engine::UbatchRows::clear() {
@@ -307,9 +320,11 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   memory_.length(destination);  // throws for an unknown one
   const std::vector<int32_t>& from = tokens_[static_cast<size_t>(source)];
   std::vector<int32_t> shared(from.begin(), from.begin() + std::clamp(length, 0, static_cast<int32_t>(from.size())));
+  AdapterScales scales = scales_[static_cast<size_t>(source)];
   memory_.fork(source, destination, length);
   if (window_memory_ != nullptr) window_memory_->fork(source, destination, length);
   tokens_[static_cast<size_t>(destination)] = std::move(shared);
+  scales_[static_cast<size_t>(destination)] = std::move(scales);
   prefixes_->was_forked(source, destination, length);
   if (length > 0)
     states_.fork(source, destination);

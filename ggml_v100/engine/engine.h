@@ -47,6 +47,8 @@ struct EngineParams {
   int32_t n_checkpoints;    // states or windows that it keeps per sequence
   bool swa_full;            // keep the pages behind sliding windows: any beginning of a sequence stays usable
   bool collect_importance;  // sum up the inputs of linear weights, see importance()
+  std::vector<std::shared_ptr<const LoraAdapter>> adapters;  // of this model; sequences choose their scales
+  std::shared_ptr<const ControlVector> control;              // of this model, or nullptr
 };
 
 // Append tokens to a sequence, then, with a sampler, draw the next token from the last row.
@@ -155,14 +157,23 @@ class Engine {
   // sequence does not have.
   void shift(int32_t sequence, int32_t n_keep, int32_t n_discard);
 
-  // Prefix reuse, see memory/prefix_memory.h. All or nothing but for what host memory keeps.
-  PrefixReuse reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most);
+  // With which scales the adapters are applied to the tokens of a sequence, one for each; none: not at all, as at first.
+  // They stay until set again, or until the sequence becomes another's beginning. Throws InvalidArgument while the
+  // sequence holds tokens that were computed with others.
+  void set_adapters(int32_t sequence, std::span<const float> scales);
+  // Those scales; empty when no adapter is applied.
+  AdapterScales adapters(int32_t sequence) const;
+
+  // Prefix reuse, see memory/prefix_memory.h. All or nothing but for what host memory keeps. scales: as of set_adapters,
+  // what the sequence has from here on.
+  PrefixReuse reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
+                           std::span<const float> scales = {});
   void checkpoint(int32_t sequence);
   void release(int32_t sequence);
   CacheUsage cache_usage() const;
 
-  // Tokens, pages, recurrent state and its checkpoints with a header that names model, build, types and version. load
-  // replaces the sequence, or throws InvalidArgument with the reason and leaves it empty.
+  // Tokens, pages, recurrent state and its checkpoints with a header that names model, adapters, build, types and version.
+  // load replaces the sequence, scales of adapters included, or throws InvalidArgument with the reason and leaves it empty.
   std::vector<std::byte> save_sequence(int32_t sequence) const;
   void load_sequence(int32_t sequence, std::span<const std::byte> state);
 
@@ -223,6 +234,9 @@ class Engine {
   std::unique_ptr<PagedMemory> window_memory_;  // of those layers; lengths as in memory_
   StatePool states_;
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence, as many as its length
+  std::vector<std::shared_ptr<const LoraAdapter>> adapters_;
+  std::shared_ptr<const ControlVector> control_;
+  std::vector<AdapterScales> scales_;  // of each sequence
   std::vector<RopeAngles> ropes_;
   std::vector<RopeTableBuffer> rope_tables_, block_rope_tables_;  // one for each
   InputStatistics importance_;                                    // written by the rank's operations

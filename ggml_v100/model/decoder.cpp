@@ -5,6 +5,17 @@
 
 namespace v100 {
 
+namespace {
+
+// x += the direction of the layer, if there is one.
+void steer(Ops& ops, int32_t layer, const ForwardState& state, Tensor x) {
+  if (state.directions.empty()) return;
+  const VectorWeight& direction = state.directions[static_cast<size_t>(layer)];
+  if (direction) ops.add_vector(x, direction);
+}
+
+}  // namespace
+
 Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
     : hp_(std::move(hyperparameters)),
       token_embd_(weights.embedding("token_embd", hp_.hidden, hp_.vocab)),
@@ -25,6 +36,7 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
     const Ops::Scope scope(ops);
     if (stages_.has(layer)) {
       feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
+      steer(ops, layer, state, x);
       ops.tap("block_out", layer, x);
     }
     stages_.hand_over(ops, layer, x);
@@ -32,16 +44,23 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
   // Past the last layer's keys and values only the rows whose logits are wanted matter.
   const Tensor a = stages_.has(last) ? attention(ops, last, rows, state, x) : Tensor{};
   if (follows_hidden()) {  // every row matters
-    if (stages_.has(last)) feed_forward(ops, last, x, a);
+    if (stages_.has(last)) {
+      feed_forward(ops, last, x, a);
+      steer(ops, last, state, x);
+    }
     stages_.hand_over(ops, last, x);
     const Tensor hidden = ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
     follow_hidden(ops, rows, state, hidden);
-    return outputs.empty() ? Tensor{} : ops.gather_rows(hidden, outputs);
+    if (outputs.empty()) return {};
+    ops.narrow(outputs);
+    return ops.gather_rows(hidden, outputs);
   }
   if (outputs.empty()) return {};
   x = ops.gather_rows(x, outputs);  // [outputs, hidden]
+  ops.narrow(outputs);
   if (stages_.has(last)) {
     feed_forward(ops, last, x, ops.gather_rows(a, outputs));
+    steer(ops, last, state, x);
     ops.tap("block_out", last, x);
   }
   stages_.hand_over(ops, last, x);

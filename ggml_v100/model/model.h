@@ -21,6 +21,8 @@ struct ForwardState {
   // As ropes, with a row for each block of TextModel::block_tokens() whose last token is one of the rows, in their order: the
   // angles of its first token.
   std::span<const RopeTable> block_ropes;
+  // Added to the residual stream after each layer, [hidden] of each or empty; no entries: after none.
+  std::span<const VectorWeight> directions;
   Rows windowed;  // the rows as layers with a sliding window see them; else the rows as they are
   // Where recurrent layers keep what they were given in the first kept_rows rows, for TextModel::replay; one for each of
   // TextModel::state_shapes(), of which a layer uses that of its first record.
@@ -86,6 +88,8 @@ class TextModel {
   virtual bool can_predict() const { return false; }
   // Logits [rows, vocabulary()] of what predict() returned.
   virtual Tensor predicted_head(Ops& ops, Tensor hidden) const { return head(ops, hidden); }
+  // Whether there is one residual stream, to which directions can be added.
+  virtual bool has_residual_stream() const { return true; }
   // Rows of the output matrix that this rank has.
   virtual RowRange vocabulary() const = 0;
   // Logits [rows, vocabulary()] of hidden states.

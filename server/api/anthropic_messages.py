@@ -12,11 +12,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyllama.chat.answer import AnswerParser, AnswerShape, Delta
 from pyllama.errors import PyllamaError
 from pyllama.server.anthropic_request import chat_body
 from pyllama.server.api.chat import read_chat, read_prompt_tokens
 from pyllama.server.api.generate import respond
-from pyllama.server.chat_answer import AnswerParser, AnswerShape, Delta
 from pyllama.server.errors import RequestError, error_body, error_headers, error_status
 from pyllama.server.generation import Event, Finished, Generation, TokenText
 from pyllama.server.responses import json_response, read_object

@@ -17,16 +17,18 @@ from pyllama.server.api.results import (
     complete_text,
     finish_reason,
     kept_records,
+    native_partial,
+    native_progress,
     native_result,
     probabilities_json,
     prompt_progress,
     select_fields,
     usage,
 )
-from pyllama.server.errors import InvalidRequest
+from pyllama.server.errors import InvalidRequest, NotSupported
 from pyllama.server.generation import Event, Finished, Generation, ProbabilityRecord, Progress, TokenText
 from pyllama.server.prompts import read_prompts
-from pyllama.server.request_fields import read_flag
+from pyllama.server.request_fields import read_flag, wrong_type
 from pyllama.server.responses import read_object
 from pyllama.server.state import ServerState, server_state
 
@@ -49,46 +51,13 @@ class NativeFormat:
     def chunks(self, event: Event) -> Iterable[Any]:
         if isinstance(event, TokenText):
             if event.shows:
-                yield self._partial(event)
+                yield native_partial(event, self._vocabulary)
         elif isinstance(event, Progress):
-            yield self._progress(event)
+            yield native_progress(event)
         elif isinstance(event, Finished):
             generation = event.generation
             result = native_result(generation, self._vocabulary, self._model, in_stream=True)
             yield select_fields(result, generation.params.response_fields)
-
-    def _partial(self, event: TokenText) -> dict[str, Any]:
-        generation = event.generation
-        partial: dict[str, Any] = {
-            "index": generation.index,
-            "content": event.text,
-            "tokens": [event.token],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": event.n_decoded,
-            "tokens_evaluated": generation.n_prompt,
-        }
-        if event.timings is not None:
-            partial["timings"] = event.timings
-        if event.record is not None:
-            partial["completion_probabilities"] = probabilities_json(generation, [event.record], self._vocabulary)
-        return partial
-
-    def _progress(self, event: Progress) -> dict[str, Any]:
-        generation = event.generation
-        partial: dict[str, Any] = {
-            "index": generation.index,
-            "content": "",
-            "tokens": [],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": 0,
-            "tokens_evaluated": generation.n_prompt,
-        }
-        if event.timings is not None:
-            partial["timings"] = event.timings
-        partial["prompt_progress"] = prompt_progress(event)
-        return partial
 
     def whole(self, generations: list[Generation]) -> Any:
         results = [
@@ -96,6 +65,18 @@ class NativeFormat:
             for g in generations
         ]
         return results[0] if len(results) == 1 else results
+
+
+def _shows_prompt_only(generation: Generation) -> bool:
+    """A prompt that is echoed with a budget of 0 is scored and not continued, as OpenAI does it."""
+    return generation.params.echo and generation.params.n_predict == 0
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    counts = usage(generation)
+    if _shows_prompt_only(generation):
+        counts.update(completion_tokens=0, total_tokens=counts["prompt_tokens"])
+    return counts
 
 
 class OpenAICompletionFormat:
@@ -131,6 +112,8 @@ class OpenAICompletionFormat:
             chunk["id"] = self._id
             yield chunk
         if isinstance(event, TokenText):
+            if _shows_prompt_only(generation):
+                return
             if event.record is not None:
                 self._pending.setdefault(generation.index, []).append(event.record)
             if event.shows:
@@ -138,19 +121,23 @@ class OpenAICompletionFormat:
                     [self._choice(generation, event.text, None, self._pending.pop(generation.index, []))]
                 )
                 chunk["id"] = self._id
+                if generation.params.verbose:
+                    chunk["__verbose"] = native_partial(event, self._vocabulary)
                 if event.timings is not None:
                     chunk["timings"] = event.timings
                 yield chunk
         elif isinstance(event, Progress):
             chunk = self._result([self._choice(generation, "", None, [])])
             chunk["id"] = self._id
+            if generation.params.verbose:
+                chunk["__verbose"] = native_progress(event)
             if event.timings is not None:
                 chunk["timings"] = event.timings
             chunk["prompt_progress"] = prompt_progress(event)
             yield chunk
         elif isinstance(event, Finished):
             chunk = self._result([self._choice(generation, "", finish_reason(generation), [])])
-            chunk["usage"] = usage(generation)
+            chunk["usage"] = _usage(generation)
             chunk["id"] = self._id
             self._add_verbose(chunk, generation, in_stream=True)
             chunk["timings"] = generation.timings()
@@ -206,18 +193,19 @@ class OpenAICompletionFormat:
 
     def _whole_choice(self, generation: Generation) -> dict[str, Any]:
         params = generation.params
-        text = self._prompt_text(generation) + generation.content if params.echo else generation.content
-        records = list(kept_records(generation, self._vocabulary)) if params.n_probs > 0 else []
+        shows_answer = not _shows_prompt_only(generation)
+        text = (self._prompt_text(generation) if params.echo else "") + (generation.content if shows_answer else "")
+        records = kept_records(generation, self._vocabulary) if params.n_probs > 0 and shows_answer else []
         choice = self._choice(generation, text, finish_reason(generation), [])
         echoes = params.scores_prompt and generation.n_prompt > 0
         if records or echoes:
-            choice["logprobs"] = self._logprobs(generation, records, echoes=echoes)
+            choice["logprobs"] = self._logprobs(generation, list(records), echoes=echoes)
         return choice
 
     def whole(self, generations: list[Generation]) -> Any:
         result = self._result([self._whole_choice(generation) for generation in generations])
         first = generations[0]
-        result["usage"] = usage(first)
+        result["usage"] = _usage(first)
         result["id"] = self._id
         self._add_verbose(result, first, in_stream=False)
         result["timings"] = first.timings()
@@ -229,14 +217,16 @@ async def native_completion(http: Request) -> Response:
 
 
 async def openai_completion(http: Request) -> Response:
-    return await _complete(http, OpenAICompletionFormat(server_state(http)), takes_echo=True)
+    return await _complete(http, OpenAICompletionFormat(server_state(http)), is_openai=True)
 
 
 async def _complete(
-    http: Request, results: NativeFormat | OpenAICompletionFormat, *, takes_echo: bool = False
+    http: Request, results: NativeFormat | OpenAICompletionFormat, *, is_openai: bool = False
 ) -> Response:
     body = await read_object(http)
-    echo = read_flag(body.pop("echo", None), "echo", False) if takes_echo else False
+    echo = read_flag(body.pop("echo", None), "echo", False) if is_openai else False
+    if is_openai:
+        _refuse_unsupported(body)
     loaded = server_state(http).loaded
     if body.get("prompt") is None:
         raise InvalidRequest("key 'prompt' not found")
@@ -248,3 +238,16 @@ async def _complete(
         n_bytes, read_prompts, body["prompt"], loaded.tokenizer, loaded.vocabulary.n_vocab
     )
     return await respond(http, prompts, params, results)
+
+
+def _refuse_unsupported(body: dict[str, Any]) -> None:
+    """Fields of OpenAI's that would change the answer."""
+    suffix, best_of = body.get("suffix"), body.get("best_of")
+    if suffix is not None and not isinstance(suffix, str):
+        raise wrong_type("suffix", "string", suffix)
+    if suffix:
+        raise NotSupported("Field 'suffix': this route continues the prompt; /infill takes what comes after the gap")
+    if best_of is not None and (isinstance(best_of, bool) or not isinstance(best_of, int)):
+        raise wrong_type("best_of", "integer", best_of)
+    if best_of is not None and best_of > 1 and best_of != body.get("n"):
+        raise NotSupported("Field 'best_of': all choices are answered, none is left out; use 'n'")

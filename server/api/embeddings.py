@@ -17,7 +17,7 @@ from pyllama.server.generation import Failed, Finished
 from pyllama.server.json_codec import type_name
 from pyllama.server.loaded_model import LoadedModel
 from pyllama.server.prompts import read_prompts
-from pyllama.server.request_fields import present, wrong_type
+from pyllama.server.request_fields import out_of_range, present, wrong_type
 from pyllama.server.responses import json_response, read_object
 from pyllama.server.state import server_state
 
@@ -40,7 +40,7 @@ async def run_embeddings(http: Request, texts: list[list[int]]) -> list[Embeddin
             raise InvalidRequest("Input content cannot be empty")
         if len(tokens) > loaded.n_ctx_slot:
             raise InputTooLarge(len(tokens), loaded.n_ctx_slot)
-    request = EmbeddingRequest(texts)
+    request = EmbeddingRequest(texts, loaded.adapters.scales_of(None))
     loaded.engine_loop.submit(request)
     watcher = asyncio.create_task(close_on_disconnect(http, request))
     n_left = len(request.tasks)
@@ -75,11 +75,12 @@ async def _embed(http: Request, *, is_openai: bool) -> Response:
         raise InvalidRequest('"input" or "content" must be provided')
     is_base64 = _reads_base64(body)
     norm = _read_norm(body, state.settings.embd_normalize)
+    n_values = _read_dimensions(body, loaded.facts["n_embd"])
     texts = await in_thread_if_long(len(await http.body()), read_texts, value, loaded)
     tasks = await run_embeddings(http, texts)
     if tasks is None:
         return Response(status_code=CLIENT_CLOSED)
-    vectors = [_scaled(task, loaded.pooling, norm) for task in tasks]
+    vectors = [_scaled(task.values[..., :n_values], loaded.pooling, norm) for task in tasks]
     if not is_openai:
         return json_response(
             [
@@ -130,7 +131,10 @@ def _joined_parts(value: Any) -> Any:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("image_url", "input_audio", "input_video", "video_url"):
-            raise ServerFault(f"{kind.replace('input_', '').replace('_url', '')} input is not supported")
+            medium = kind.replace("input_", "").replace("_url", "")
+            raise ServerFault(
+                f"{medium} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+            )
         if kind != "text" or not isinstance(part.get("text"), str):
             raise InvalidRequest('"input": a part of "content" must be {"type": "text", "text": "..."}')
         texts.append(part["text"])
@@ -160,10 +164,22 @@ def _read_norm(body: dict[str, Any], default: int) -> int:
     return int(value)
 
 
-def _scaled(task: EmbeddingTask, pooling: str, norm: int) -> Any:
+def _read_dimensions(body: dict[str, Any], n_embd: int) -> int | None:
+    """How many values of each vector are wanted, for models whose first values are an embedding; None: all."""
+    value = body.get("dimensions")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong_type("dimensions", "integer", value)
+    if not 1 <= value <= n_embd:
+        raise out_of_range("dimensions", 1, n_embd, value)
+    return value
+
+
+def _scaled(values: Any, pooling: str, norm: int) -> Any:
     from pyllama.vector_norm import normalized  # NumPy is not needed to listen
 
-    return task.values if pooling == "none" else normalized(task.values, norm).astype("f4")
+    return values if pooling == "none" else normalized(values, norm).astype("f4")
 
 
 def _openai_entry(index: int, vector: Any, is_base64: bool) -> dict[str, Any]:

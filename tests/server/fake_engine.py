@@ -127,8 +127,8 @@ class FakeSampler:
         self.history += tokens
 
     def set_mask(self, mask: Any) -> None:
-        assert mask.shape == (-(-self.n_vocab // 32),)
-        self.mask = mask.copy()
+        assert mask is None or mask.shape == (-(-self.n_vocab // 32),)
+        self.mask = None if mask is None else mask.copy()
 
     def allows(self, token: int) -> bool:
         if token in self.banned:
@@ -346,8 +346,15 @@ class FakeEngine:
     def clear(self, seq_id: int) -> None:
         self._cut(seq_id, 0)
 
-    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+    def set_adapters(self, seq_id: int, scales: Sequence[float]) -> None:
+        assert not tuple(scales), "this engine has no adapters"
+
+    def adapters(self, seq_id: int) -> tuple[float, ...]:
+        return ()
+
+    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int, scales: Sequence[float] = ()) -> PrefixReuse:
         assert 0 <= most <= len(tokens)
+        assert not tuple(scales)
         known = [held[:moved_at] for held, moved_at in zip(self.tokens, self.moved_at, strict=True)]
         own, tokens = known[seq_id], list(tokens)
         unshared = sum(self.pool.references[page] == 1 for page in self.pages[seq_id])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,19 @@ import httpx
 
 
 class ServerProcess:
-    """`python -m pyllama.server` on a free port; its log is in `log_path`."""
+    """`python -m pyllama.server` on a free port; its log is in `log_path`. `environment`: variables of it alone."""
 
-    def __init__(self, directory: Path, *arguments: str, port: int = 0) -> None:
+    def __init__(
+        self, directory: Path, *arguments: str, port: int = 0, environment: Mapping[str, str] | None = None
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log_path = directory / "log.txt"
         self._log = self.log_path.open("wb")
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_")}
-        environment["XDG_CONFIG_HOME"] = str(directory)
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("LLAMA_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyllama.server", "--port", str(port), *arguments],
             cwd=directory,
-            env=environment,
+            env={**inherited, "XDG_CONFIG_HOME": str(directory), **(environment or {})},
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )

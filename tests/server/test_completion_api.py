@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -311,6 +312,7 @@ def test_logit_bias_in_every_spelling_bans_tokens(serve: Any, bias: Any) -> None
     assert "c" in content
 
 
+@pytest.mark.contract("ignore_eos 1", "ignore_eos 2")
 def test_ignore_eos_bans_end_tokens_and_shows_null_biases(serve: Any) -> None:
     server = serve(engine={"next_token": forced_text(b"hi")})
     result = server.post("/completion", {"prompt": "|", "n_predict": 5, "ignore_eos": True}).json()
@@ -335,6 +337,7 @@ def test_progress_and_timings_in_a_stream(serve: Any) -> None:
     assert all("timings" in event for event in events)
 
 
+@pytest.mark.contract("own 13")
 def test_n_indent_cuts_the_first_line_that_is_indented_less(serve: Any) -> None:
     text = b"if x:\n    a = 1\n    b = 2\n  c = 3\n"
     server = serve(engine={"next_token": forced_text(text)})
@@ -345,6 +348,7 @@ def test_n_indent_cuts_the_first_line_that_is_indented_less(serve: Any) -> None:
     assert "".join(event["content"] for event in server.events("/completion", body)) == result["content"]
 
 
+@pytest.mark.contract("own 14")
 def test_the_time_limit_acts_at_a_line_break(serve: Any) -> None:
     text = b"x" * 20 + b"\n" + b"y" * 20
     server = serve(engine={"next_token": forced_text(text), "step_seconds": 0.002})
@@ -352,6 +356,7 @@ def test_the_time_limit_acts_at_a_line_break(serve: Any) -> None:
     assert (result["content"], result["stop_type"]) == ("x" * 20 + "\n", "limit")
 
 
+@pytest.mark.contract("own 5")
 def test_silence_is_filled_with_comment_lines(serve: Any) -> None:
     server = serve(engine={"step_seconds": 2.5})
     text = server.post("/completion", {"prompt": "x", "n_predict": 1, "stream": True, "sse_ping_interval": 1}).text
@@ -365,8 +370,14 @@ def test_verbose_adds_the_native_result(serve: Any) -> None:
     result = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 2, "verbose": True}).json()
     assert result["__verbose"]["prompt"] == "abc"
     assert "__verbose" not in server.post("/v1/completions", {"prompt": "abc", "max_tokens": 2}).json()
-    events = server.events("/v1/completions", {"prompt": "abc", "max_tokens": 2, "verbose": True})
-    assert ["__verbose" in event for event in events[:-1]] == [False, False, True]
+    body = {"prompt": "abc", "max_tokens": 2, "verbose": True, "n_probs": 1, "seed": 1, "return_progress": True}
+    events = server.events("/v1/completions", body)[:-1]
+    native = server.events("/completion", body)
+    for event, expected in zip(events, native, strict=True):
+        shown = event["__verbose"]
+        assert list(shown) == list(expected)
+        assert (shown["content"], shown["tokens"]) == (expected["content"], expected["tokens"])
+        assert shown.get("completion_probabilities") == expected.get("completion_probabilities")
 
 
 def test_a_failure_during_generation_is_sent_in_band_and_ends_the_stream(serve: Any) -> None:
@@ -405,6 +416,32 @@ def test_a_full_queue_answers_503_with_retry_after(serve: Any) -> None:
     assert server.post("/completion", {"prompt": "x", "n_predict": 1}).status_code == 200
 
 
+@pytest.mark.contract("completion 15")
+@pytest.mark.parametrize(("n_slots", "n_requests"), [(1, 3), (2, 2), (2, 4), (4, 2), (4, 6)])
+def test_more_requests_than_slots_are_all_answered_by_all_slots(serve: Any, n_slots: int, n_requests: int) -> None:
+    server = serve(n_slots=n_slots, engine={"step_seconds": 0.005})
+
+    def ask(number: int) -> Any:
+        return server.post("/completion", {"prompt": f"request {number}", "n_predict": 60})
+
+    def n_processing() -> int:
+        return sum(slot["is_processing"] for slot in server.get("/slots").json())
+
+    with ThreadPoolExecutor(n_requests) as executor:
+        answers = [executor.submit(ask, number) for number in range(n_requests)]
+        deadline = time.monotonic() + 10
+        seen = {n_processing()}
+        while not all(answer.done() for answer in answers):
+            assert time.monotonic() < deadline
+            seen.add(n_processing())
+    assert max(seen) == min(n_slots, n_requests)
+    for number, answer in enumerate(answers):
+        result = answer.result()
+        assert result.status_code == 200
+        assert result.json()["prompt"] == f"request {number}"
+        assert len(result.json()["content"]) == 60
+
+
 def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:
     """Known fault E16. The fake model gives one letter the logit 3 and all others 0."""
     server = serve()
@@ -431,6 +468,24 @@ def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:
     plain = server.post("/v1/completions", {**body, "logprobs": None}).json()["choices"][0]
     assert plain["text"] == choice["text"]
     assert server.post("/completion", body).status_code == 501
+
+
+@pytest.mark.contract("own 15")
+def test_an_echoed_prompt_with_a_budget_of_0_is_scored_and_not_continued(serve: Any) -> None:
+    server = serve()
+    body = {"prompt": ["hello", "you"], "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+    answer = server.post("/v1/completions", body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hello", "you"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [5, 3]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert (answer["usage"]["completion_tokens"], answer["usage"]["total_tokens"]) == (0, 5)
+    longer = server.post("/v1/completions", {**body, "max_tokens": 1}).json()["choices"][0]
+    assert longer["logprobs"]["token_logprobs"][:5] == answer["choices"][0]["logprobs"]["token_logprobs"]
+    *partials, final = server.events("/v1/completions", {**body, "prompt": "hello"})[:-1]
+    assert "".join(event["choices"][0]["text"] for event in partials) == "hello"
+    assert (final["choices"][0]["text"], final["usage"]["completion_tokens"]) == ("", 0)
+    plain = server.post("/v1/completions", {**body, "echo": False}).json()
+    assert len(plain["choices"][0]["text"]) == 1
 
 
 def test_every_sampler_of_a_request_reaches_the_engine(serve: Any) -> None:

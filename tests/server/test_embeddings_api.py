@@ -44,7 +44,7 @@ def test_every_shape_of_input_gives_one_vector_per_text_in_order(
     serve: Serve, value: Any, texts: list[list[int]]
 ) -> None:
     server = serve(pooling="mean")
-    answer = server.post("/v1/embeddings", {"input": value, "model": "mine", "dimensions": 2}).json()
+    answer = server.post("/v1/embeddings", {"input": value, "model": "mine"}).json()
     assert list(answer) == ["model", "object", "usage", "data"]
     assert (answer["model"], answer["object"]) == ("mine", "list")
     n_tokens = sum(map(len, texts))
@@ -56,6 +56,21 @@ def test_every_shape_of_input_gives_one_vector_per_text_in_order(
     native = server.post("/embeddings", {"input": value}).json()
     assert [list(entry) for entry in native] == [["index", "embedding"]] * len(texts)
     assert [entry["embedding"] for entry in native] == [[entry["embedding"]] for entry in answer["data"]]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])
+def test_dimensions_keep_the_first_values_and_normalise_them_again(serve: Serve, path: str) -> None:
+    server = serve(pooling="mean")
+    answer = server.post(path, {"input": "ab", "dimensions": 2}).json()
+    vector = answer["data"][0]["embedding"] if path == "/v1/embeddings" else answer[0]["embedding"][0]
+    np.testing.assert_allclose(vector, unit(fake_embedding([97, 98])[:2]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 65, 10**400, 1.5, True, "2", [2]])
+def test_dimensions_that_the_model_lacks_are_refused(serve: Serve, dimensions: Any) -> None:
+    response = serve(pooling="mean").post("/v1/embeddings", {"input": "a", "dimensions": dimensions})
+    assert response.status_code == 400
+    assert "dimensions" in response.json()["error"]["message"]
 
 
 def test_bos_is_added_to_texts_where_the_vocabulary_wants_it(serve: Serve) -> None:
@@ -107,6 +122,7 @@ def test_input_longer_than_the_batch_works_and_longer_than_the_slot_is_refused(s
     assert "too large" in error["message"]
 
 
+@pytest.mark.contract("own 27")
 @pytest.mark.parametrize(
     ("norm", "size"),
     [
@@ -236,6 +252,8 @@ def test_top_n_cuts_the_results(ranker: Any, top_n: Any, n_results: int) -> None
         ({"query": "q", "documents": []}, 400),
         ({"query": "q", "documents": None}, 400),
         ({"query": "q", "documents": "a"}, 400),
+        ({"query": "q", "documents": 123}, 400),
+        ({"query": "q", "documents": [1, 2, 3]}, 400),
         ({"query": "q", "documents": ["a", 1]}, 400),
         ({"query": "q", "texts": ["a", None]}, 400),
         ({"query": "q", "texts": ["a"], "return_text": 1}, 400),

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from fake_engine import forced_text
 
+from pyllama.chat.tool_calls import ToolCall, call_reader
+from pyllama.chat.tool_sets import ToolSet, ToolStyle, style_of_template, tool_schemas
 from pyllama.server.chat_templates import load_template
-from pyllama.server.tool_calls import ToolCall, ToolSet, ToolStyle, call_reader, style_of_template
 
 USER = {"role": "user", "content": "hi"}
 WEATHER = {
@@ -28,8 +29,8 @@ WEATHER = {
 }
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 TOOLS = [WEATHER, CLOCK]
-SCHEMAS = {"weather": WEATHER["function"]["parameters"]["properties"], "clock": {}}  # type: ignore[index]
-TAGGED, BARE = ToolStyle.TAGGED, ToolStyle.BARE_JSON
+SCHEMAS = tool_schemas(TOOLS)
+TAGGED, BARE = ToolStyle.HERMES, ToolStyle.LLAMA3
 
 
 def tagged(body: str) -> str:
@@ -182,7 +183,17 @@ def test_text_that_can_be_no_call_is_not_held_back() -> None:
 
 @pytest.mark.parametrize(
     ("source", "style"),
-    [("say <tool_call>", TAGGED), ("Environment: ipython", BARE), ("<|python_tag|>", BARE), ("[TOOL_CALLS]", None)],
+    [
+        ("say <tool_call>", TAGGED),
+        ("Environment: ipython", BARE),
+        ("<|python_tag|>", BARE),
+        ("[CALLS]", None),
+        ("<tool_call> <function=", ToolStyle.QWEN_XML),
+        ("like <tool_call>\\n{'arguments': <args>, 'name': <name>}", ToolStyle.HERMES_ARGUMENTS_FIRST),
+        ("[TOOL_CALLS] [{", ToolStyle.MISTRAL),
+        ("[TOOL_CALLS] [ARGS]", ToolStyle.MISTRAL_ARGS),
+        ("[TOOL_CALLS] [CALL_ID] [ARGS]", ToolStyle.MISTRAL_ID_ARGS),
+    ],
 )
 def test_the_template_says_how_calls_are_written(source: str, style: ToolStyle | None) -> None:
     assert style_of_template(source) is style
@@ -199,6 +210,7 @@ HERMES = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- 'assistant^' -}}{%- endif -%}
 """
+QWEN = HERMES.replace("call.function.name ~ ' '", "'<function=' ~ call.function.name ~ '>'")
 LLAMA3 = HERMES.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
 THINKING = HERMES.replace(
     "'assistant^'", "'assistant^<think>\\n' ~ ('</think>\\n' if enable_thinking is false else '')"
@@ -257,7 +269,7 @@ def functions(choice: Any) -> list[Any]:
     ("template", "text"),
     [
         (HERMES, tagged(PARIS)),
-        (HERMES, xml("weather", city="Paris")),
+        (QWEN, xml("weather", city="Paris")),
         (LLAMA3, PARIS_BARE),
         (LLAMA3, "<|python_tag|>" + PARIS_BARE),
     ],
@@ -272,13 +284,18 @@ def test_a_call_is_answered_as_tool_calls(serve: Any, template: str, text: str) 
 
 
 def test_several_calls_with_text_and_thoughts(serve: Any) -> None:
-    text = "<think>\nhm <tool_call>\n</think>\n\nI look: é\n" + tagged(PARIS) + "\n" + xml("clock", zone="漢😀")
+    text = (
+        "<think>\nhm <tool_call>\n</think>\n\nI look: é\n"
+        + tagged(PARIS)
+        + "\n"
+        + tagged('{"name": "weather", "arguments": {"city": "漢😀"}}')
+    )
     server = saying(serve, THINKING, text)
     choice = answer(server)
-    assert functions(choice) == [("weather", {"city": "Paris"}), ("clock", {"zone": "漢😀"})]
+    assert functions(choice) == [("weather", {"city": "Paris"}), ("weather", {"city": "漢😀"})]
     assert choice["message"]["content"] == "I look: é"
     assert choice["message"]["reasoning_content"] == "hm <tool_call>"
-    one = answer(server, parallel_tool_calls=False)
+    one = answer(saying(serve, THINKING, text), parallel_tool_calls=False)
     assert functions(one) == [("weather", {"city": "Paris"})]
 
 
@@ -289,7 +306,6 @@ def test_calls_are_only_read_where_they_were_asked_for(serve: Any) -> None:
         (saying(serve, HERMES, text), {"tools": None}),
         (saying(serve, HERMES, text), {"parse_tool_calls": False}),
         (saying(serve, HERMES, text, parses_chat=False), {}),
-        (saying(serve, HERMES, "<tool_call>{bad}</tool_call>"), {}),
     ):
         choice = answer(server, **fields)
         assert choice["finish_reason"] == "stop"
@@ -355,8 +371,9 @@ def test_a_template_without_tools_gets_them_as_text(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"tool_choice": "required"}, 501),
-        ({"tool_choice": {"type": "function", "function": {"name": "clock"}}}, 501),
+        ({"tool_choice": {"type": "function", "function": {"name": "clock"}}, "tools": None}, 400),
+        ({"tool_choice": {"type": "function"}}, 400),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, 400),
         ({"tool_choice": {"type": "function", "function": {"name": "nothing"}}}, 400),
         ({"tool_choice": {}}, 400),
         ({"tool_choice": 5}, 400),
@@ -367,7 +384,6 @@ def test_a_template_without_tools_gets_them_as_text(serve: Any) -> None:
         ({"tools": {}}, 400),
         ({"parallel_tool_calls": "no"}, 400),
         ({"grammar": 'root ::= "a"'}, 400),
-        ({"reasoning_format": "deepseek-legacy"}, 501),
     ],
 )
 def test_requests_that_cannot_be_honoured_are_refused(serve: Any, fields: dict[str, Any], status: int) -> None:
@@ -405,3 +421,34 @@ def test_a_models_own_template_for_tools_is_used_with_tools_only(serve: Any, cap
     assert template is not None
     assert (template.source, template.tool_use) == ("plain", None)
     assert "tool_use" in caplog.text
+
+
+def test_thoughts_that_stay_in_the_content_hold_no_calls(serve: Any) -> None:
+    text = "\n<think>\nhm " + tagged(PARIS) + "\n</think>\n\nI look.\n" + tagged(PARIS)
+    server = saying(serve, HERMES + "{# </think> #}", text)
+    shown = text[: -len(tagged(PARIS))].rstrip()
+    for reasoning_format, thoughts in (("none", None), ("deepseek-legacy", "hm " + tagged(PARIS))):
+        body = {"messages": [USER], "max_tokens": 1000, "tools": TOOLS, "reasoning_format": reasoning_format}
+        choice = server.post("/v1/chat/completions", body).json()["choices"][0]
+        assert functions(choice) == [("weather", {"city": "Paris"})]
+        assert choice["message"]["content"] == shown
+        assert choice["message"].get("reasoning_content") == thoughts
+        deltas = [event["choices"][0]["delta"] for event in server.events("/v1/chat/completions", body)[:-1]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == shown
+    opened = saying(serve, THINKING + "{# </think> #}", text.lstrip())
+    body["reasoning_format"] = "none"
+    choice = opened.post("/v1/chat/completions", body).json()["choices"][0]
+    assert functions(choice) == [("weather", {"city": "Paris"})]
+    assert choice["message"]["content"] == shown.removeprefix("\n<think>\n")
+
+
+def test_a_verbose_chat_says_how_its_answer_is_steered_and_read(serve: Any) -> None:
+    server = saying(serve, HERMES, "no")
+    body = {"messages": [USER], "max_tokens": 5, "tools": TOOLS, "verbose": True}
+    settings = server.post("/v1/chat/completions", body).json()["__verbose"]["generation_settings"]
+    assert settings["chat_format"] == "peg-native"
+    assert settings["generation_prompt"] == "assistant^"
+    assert settings["grammar_lazy"] is True
+    assert settings["grammar_triggers"] == [{"type": 1, "value": "<tool_call>"}]
+    settings = server.post("/completion", {"prompt": "a^", "n_predict": 2}).json()["generation_settings"]
+    assert (settings["chat_format"], settings["grammar_lazy"]) == ("Content-only", False)

@@ -1,8 +1,8 @@
 """How many drafted tokens are worth verifying: measured times of a step against a running estimate of what stands.
 
 A step of r rows takes t(r) seconds, measured as steps go by. Where a drafted token stands with probability p, a draft
-of D tokens gives p + p^2 + ... + p^D tokens more, at the cost of t(n + D) - t(n) and of the drafting. The length with the
-most tokens per second is chosen; where that is 0, a short draft is tried now and then. Pure: time is an argument.
+of D tokens gives p + p^2 + ... + p^D tokens more, at the cost of t(n + D) - t(n) and of the drafting. The length with
+the most tokens per second is chosen; where that is 0, a short draft is tried now and then. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DraftEconomy:
         self.seconds_per_draft_token += STEP_WEIGHT * (per_token - self.seconds_per_draft_token)
 
     def step_seconds(self, n_rows: int) -> float:
-        """Estimated: between measurements by a straight line, beyond them as if rows cost nothing until they are seen."""
+        """Estimated: between measurements by a straight line, beyond them as if rows cost nothing until seen."""
         known = self.seconds_of_rows
         if n_rows in known:
             return known[n_rows]

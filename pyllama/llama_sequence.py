@@ -346,7 +346,7 @@ class TokenSequence:
         room: int,
         temperature: float,
     ) -> list[DrawnToken]:
-        """The tokens that come of a draft after `last`, which is appended; the engine holds all but the last of them."""
+        """The tokens that come of a draft after `last`, which is appended; the engine holds all but the last one."""
         room = min(room, self.n_ctx - len(self.tokens) - 2)
         if self._checkpoints is not None:  # a state is kept where a page is full
             room = min(room, PAGE_TOKENS - len(self.tokens) % PAGE_TOKENS - 1)

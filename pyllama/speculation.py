@@ -114,7 +114,7 @@ def speculation_from_options(options: Any, draft_model: str = "") -> Speculation
         type_v=options.spec_draft_type_v,
         n_threads=max(0, options.spec_draft_threads or 0),
         n_threads_batch=max(0, options.spec_draft_threads_batch or 0),
-        placement={"devices": tuple(options.spec_draft_device)} if options.spec_draft_device else {},
+        placement={"devices": tuple(name for name in options.spec_draft_device if name != "none")},
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from unit.native_build import build_driver
 
 SAMPLES = 200_000
-CASES = ("plain", "cold", "top_k", "top_p", "min_p", "typical", "dynamic", "penalties", "bias", "all")
+CASES = ("plain", "cold", "typical", "dynamic", "bias", "all")  # all: top-k, top-p, min-p and penalties
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_driver("verification_driver", sources, tmp_path_factory.mktemp("verification"), is_long=True)
 
 
-def run(driver: Path, mode: str, case: str, draft: str, seed: int = 5) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def run(
+    driver: Path, mode: str, case: str, draft: str, seed: int = 5, samples: int = SAMPLES
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """(counts, probabilities) of all triples."""
-    command = [driver, str(SAMPLES), mode, case, draft, str(seed)]
+    command = [driver, str(samples), mode, case, draft, str(seed)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     pairs = [line.split() for line in lines]
     return np.array([int(count) for count, _ in pairs]), np.array([float(value) for _, value in pairs])
@@ -49,10 +51,12 @@ def p_value(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_rejection_sampling_gives_the_samplers_joint_distribution(driver: Path, case: str) -> None:
-    for draft in ("far", "near") if case == "plain" else ("far",):
-        counts, probabilities = run(driver, "reject", case, draft)
-        assert counts[probabilities == 0].sum() == 0
-        assert p_value(counts, probabilities * SAMPLES) > 0.01, draft
+    counts, probabilities = run(driver, "reject", case, "near" if case == "cold" else "far")
+    assert counts[probabilities == 0].sum() == 0
+    assert p_value(counts, probabilities * SAMPLES) > 0.01
+    if case == "plain":  # a distribution that is a little off is seen
+        planted = probabilities * np.where(np.arange(len(probabilities)) % 2, 1.03, 0.97)
+        assert p_value(counts, planted / planted.sum() * SAMPLES) < 1e-4
 
 
 @pytest.mark.parametrize("draft", ["equal", "narrow"])
@@ -63,7 +67,8 @@ def test_proposals_that_are_the_model_or_lack_most_of_it_change_nothing(driver: 
 
 def test_matching_gives_the_very_texts_of_an_undrafted_run(driver: Path) -> None:
     for case in ("plain", "penalties", "xtc"):
-        np.testing.assert_array_equal(run(driver, "match", case, "far")[0], run(driver, "none", case, "far")[0])
+        drafted, plain = (run(driver, mode, case, "far", samples=20_000)[0] for mode in ("match", "none"))
+        np.testing.assert_array_equal(drafted, plain)
 
 
 def test_a_chain_that_draws_itself_keeps_its_distribution(driver: Path) -> None:
@@ -78,9 +83,3 @@ def test_a_chain_that_draws_itself_keeps_its_distribution(driver: Path) -> None:
     spread = 2 / (9 * freedom)
     z = ((chi_square / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
     assert math.erfc(z / math.sqrt(2)) / 2 > 0.01
-
-
-def test_the_test_sees_a_distribution_that_is_a_little_off(driver: Path) -> None:
-    counts, probabilities = run(driver, "reject", "plain", "far")
-    planted = probabilities * np.where(np.arange(len(probabilities)) % 2, 1.03, 0.97)
-    assert p_value(counts, planted / planted.sum() * SAMPLES) < 1e-4

@@ -9,9 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
-#include <map>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "sampling/verification.h"
@@ -24,6 +24,9 @@ using v100::SamplerParams;
 using v100::SamplerStage;
 
 constexpr int32_t V = 6;
+constexpr int32_t kForgotten = V;  // a token that never comes: histories full of it are empty ones
+constexpr int32_t kVocabulary = V + 1;
+constexpr int32_t kHistory = 8;
 
 SamplerParams sampler_of(const std::string& name, uint32_t seed) {
   SamplerParams p{};
@@ -49,7 +52,7 @@ SamplerParams sampler_of(const std::string& name, uint32_t seed) {
   if (name == "xtc") p.xtc_probability = 0.5f;
   if (name == "dynamic") p.dynatemp_range = 0.5f;
   if (name == "penalties" || name == "all") {
-    p.repeat_last_n = 8;
+    p.repeat_last_n = kHistory;
     p.repeat_penalty = 1.4f;
     p.frequency_penalty = 0.3f;
     p.presence_penalty = 0.4f;
@@ -58,14 +61,21 @@ SamplerParams sampler_of(const std::string& name, uint32_t seed) {
   return p;
 }
 
+// Of a prefix: every one has its own.
+int32_t code_of(const std::vector<int32_t>& prefix) {
+  int32_t code = 0;
+  for (const int32_t token : prefix) code = code * V + token + 1;
+  return code;
+}
+
 const std::vector<float>& random_row(uint32_t salt, const std::vector<int32_t>& prefix) {
-  static std::map<std::pair<uint32_t, std::vector<int32_t>>, std::vector<float>> rows;
-  std::vector<float>& row = rows[{salt, prefix}];
+  static std::unordered_map<int32_t, std::vector<float>> rows[3];
+  const int32_t code = code_of(prefix);
+  std::vector<float>& row = rows[salt][code];
   if (row.empty()) {
-    uint32_t seed = salt;
-    for (const int32_t token : prefix) seed = seed * 31 + static_cast<uint32_t>(token) + 1;
-    std::mt19937 numbers(seed);
+    std::mt19937 numbers(salt * 1000003u + static_cast<uint32_t>(code));
     for (int32_t i = 0; i < V; ++i) row.push_back(static_cast<float>(numbers()) * 0x1p-32f * 4.0f - 2.0f);
+    row.push_back(-std::numeric_limits<float>::infinity());
   }
   return row;
 }
@@ -75,7 +85,7 @@ std::vector<float> drafter_row(const std::string& kind, const std::vector<int32_
   const std::vector<float>& other = random_row(2, prefix);
   if (kind == "far") return other;
   if (kind == "near")
-    for (size_t i = 0; i < row.size(); ++i) row[i] += 0.3f * other[i];
+    for (size_t i = 0; i < V; ++i) row[i] += 0.3f * other[i];
   return row;
 }
 
@@ -86,6 +96,13 @@ Proposal softmax(const std::vector<float>& row, const std::string& kind) {
   for (int32_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(row[static_cast<size_t>(i)]));
   for (int32_t i = 0; i < n; ++i)
     q.push_back({i, static_cast<float>(std::exp(static_cast<double>(row[static_cast<size_t>(i)])) / sum)});
+  return q;
+}
+
+const Proposal& proposal_of(const std::string& kind, const std::vector<int32_t>& prefix) {
+  static std::unordered_map<int32_t, Proposal> proposals;
+  Proposal& q = proposals[code_of(prefix)];
+  if (q.empty()) q = softmax(drafter_row(kind, prefix), kind);
   return q;
 }
 
@@ -108,14 +125,16 @@ int main(int argc, char** argv) {
   const auto first_seed = static_cast<uint32_t>(std::atoi(argv[5]));
   std::vector<int64_t> counts(V * V * V);
   std::mt19937 draft_numbers(first_seed + 77);
+  Sampler sampler(kVocabulary, sampler_of(sampler_case, first_seed));
+  const std::vector<int32_t> forgotten(kHistory, kForgotten);
   for (int s = 0; s < samples; ++s) {
-    Sampler sampler(V, sampler_of(sampler_case, (first_seed + static_cast<uint32_t>(s)) * 2654435761u));
+    sampler.accept(forgotten);
     std::vector<int32_t> text;
     while (text.size() < 3) {
       std::vector<int32_t> draft, prefix = text;
       std::vector<Proposal> proposals;
-      for (int i = 0; i < 2 && mode != "none"; ++i) {
-        const Proposal q = softmax(drafter_row(kind, prefix), kind);
+      while (mode != "none" && prefix.size() < 2) {  // no further than the text: all draw as many random numbers
+        const Proposal& q = proposal_of(kind, prefix);
         draft.push_back(draw(q, draft_numbers));
         proposals.push_back(q);
         prefix.push_back(draft.back());
@@ -129,7 +148,7 @@ int main(int argc, char** argv) {
   for (int32_t a = 0; a < V; ++a)
     for (int32_t b = 0; b < V; ++b)
       for (int32_t c = 0; c < V; ++c) {
-        Sampler exact(V, sampler_of(sampler_case, 1));
+        Sampler exact(kVocabulary, sampler_of(sampler_case, 1));
         double probability = 1.0;
         std::vector<int32_t> prefix;
         for (const int32_t token : {a, b, c}) {

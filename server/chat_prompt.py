@@ -25,7 +25,7 @@ class ChatPrompt:
     """`markers`: texts that the reader of the answer looks for, so that they must not be hidden as control tokens.
 
     tools: that calls keep to. thinking: the block that the answer may begin with, None where it cannot.
-    generation_prompt: what of the answer the prompt holds.
+    generation_prompt: what of the answer the prompt holds, its header included. given: the same of its content.
     """
 
     text: str
@@ -35,6 +35,7 @@ class ChatPrompt:
     tools: ToolSet | None = None
     thinking: ThinkingRules | None = None
     generation_prompt: str = ""
+    given: str = ""
 
 
 def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[str, Any]:
@@ -121,13 +122,14 @@ def chat_prompt(body: dict[str, Any], state: ServerState, *, tells_generation_pr
         markers += tools.markers
     may_think = variables.get("enable_thinking") is not False
     thinking = None if tags is None else thinking_rules(text, given, tags, may_open=may_think)
+    given_content = (conversation.prefill or "") if thinking is None and not conversation.in_thoughts else ""
     generation_prompt = ""
     if tells_generation_prompt:
         before = loaded.render_chat(
             conversation.messages, tools=asked.shown, add_generation_prompt=False, variables=variables
         )
         generation_prompt = (text + given).removeprefix(before) if text.startswith(before) else given
-    return ChatPrompt(text + given, shape, reasoning_format, markers, tools, thinking, generation_prompt)
+    return ChatPrompt(text + given, shape, reasoning_format, markers, tools, thinking, generation_prompt, given_content)
 
 
 def tool_set_of(asked: AskedTools, state: ServerState) -> ToolSet:

@@ -55,6 +55,7 @@ class GenerationParams:
     tools: ToolSet | None = None  # that calls in the answer keep to
     thinking: ThinkingRules | None = None  # the block that a schema, calls and lazy grammars wait for
     budget: BudgetRules | None = None
+    given: str = ""  # of the answer, in the prompt
     chat_format: str = "Content-only"
     generation_prompt: str = ""
 

@@ -30,15 +30,16 @@ class SamplerGuard {
   bool completed_ = false;
 };
 
-StepOutput output_of(const SequenceWork& w, int32_t token, std::span<const float> logits) {
-  StepOutput output{w.sequence, token, 0, {}};
-  if (w.n_probs > 0 && w.post_sampling_probs) {
-    output.top = w.sampler->candidates();
+StepOutput output_of(int32_t sequence, const Sampler& sampler, int32_t token, std::span<const float> logits,
+                     int32_t n_probs, bool post_sampling_probs) {
+  StepOutput output{sequence, token, 0, {}};
+  if (n_probs > 0 && post_sampling_probs) {
+    output.top = sampler.candidates();
     for (const TokenProbability& candidate : output.top)
       if (candidate.token == output.token) output.logprob = candidate.value;
-    output.top.resize(std::min(output.top.size(), static_cast<size_t>(w.n_probs)));
-  } else if (w.n_probs > 0) {
-    LogProbabilities probabilities = log_probabilities(logits, output.token, w.n_probs);
+    output.top.resize(std::min(output.top.size(), static_cast<size_t>(n_probs)));
+  } else if (n_probs > 0) {
+    LogProbabilities probabilities = log_probabilities(logits, output.token, n_probs);
     output.logprob = probabilities.chosen;
     output.top = std::move(probabilities.top);
   }
@@ -55,6 +56,12 @@ struct Engine::DraftedWork {
 
   int32_t kept_rows() const { return static_cast<int32_t>(work->tokens.size()) + verification.n_accepted(); }
 };
+
+StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
+                      bool post_sampling_probs) {
+  const int32_t token = sampler.sample(logits);
+  return output_of(sequence, sampler, token, logits, n_probs, post_sampling_probs);
+}
 
 std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
   const std::lock_guard lock(mutex_);
@@ -102,6 +109,8 @@ void Engine::check_work(std::span<const SequenceWork> work) const {
       if (work[other].sequence == w.sequence)
         throw InvalidArgument("sequence " + std::to_string(w.sequence) + " appears twice in a step");
     if (w.n_probs < 0) throw InvalidArgument("n_probs is " + std::to_string(w.n_probs) + ", expected 0 or more");
+    if (w.sampler != nullptr && w.logits != nullptr)
+      throw InvalidArgument("work item " + std::to_string(item) + " asks for a token and for logits");
     if (w.sampler != nullptr && w.sampler->n_vocab() != model_->text().hyperparameters().vocab)
       throw InvalidArgument("the sampler is for a vocabulary of " + std::to_string(w.sampler->n_vocab()) +
                             ", the model has " + std::to_string(model_->text().hyperparameters().vocab));
@@ -141,7 +150,7 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
     tokens.assign(w.tokens.begin(), w.tokens.end());
     tokens.insert(tokens.end(), w.draft.begin(), w.draft.end());
     for (size_t i = 0; i < tokens.size(); ++i) {
-      const bool wanted = w.sampler != nullptr && i + 1 >= w.tokens.size();
+      const bool wanted = (w.sampler != nullptr || w.logits != nullptr) && i + 1 >= w.tokens.size();
       rows.push_back({tokens[i], w.sequence, length + static_cast<int32_t>(i), wanted});
       place_of_row.push_back(place);
     }
@@ -158,11 +167,15 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
   const auto on_logits = [&](size_t row, std::span<const float> logits) {
     const size_t place = place_of_row[row];
     const SequenceWork& w = work[order[place]];
-    if (place >= n_drafted) {
-      StepOutput output = output_of(w, w.sampler->sample(logits), logits);
+    if (w.logits != nullptr) {
+      w.logits->assign(logits.begin(), logits.end());
+    } else if (place >= n_drafted) {
+      StepOutput output = draw_token(w.sequence, *w.sampler, logits, w.n_probs, w.post_sampling_probs);
       (n_drafted > 0 ? of_item[order[place]] : outputs).push_back(std::move(output));
     } else if (Verification& verification = drafted[place].verification; !verification.is_decided()) {
-      of_item[order[place]].push_back(output_of(w, verification.next(logits), logits));
+      const int32_t token = verification.next(logits);
+      of_item[order[place]].push_back(
+          output_of(w.sequence, *w.sampler, token, logits, w.n_probs, w.post_sampling_probs));
     }
   };
   const size_t n_before = outputs.size();

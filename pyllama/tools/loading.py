@@ -8,7 +8,7 @@ from typing import Any
 from pyllama.download.model_options import choose_draft_model, choose_model
 from pyllama.errors import InvalidArgument
 from pyllama.options import Options, adapter_arguments, grammar_from_options, placement_arguments, rope_arguments
-from pyllama.options.sampling import NOT_BUILT, canonical_name
+from pyllama.options.sampling import canonical_name
 from pyllama.speculation import speculation_from_options
 from pyllama.thread_placement import engine_thread_options
 
@@ -104,7 +104,7 @@ def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:
     sequence = llama.metadata.get("general.sampling.sequence")
     if isinstance(sequence, str) and not options.given("samplers"):
         names = map(canonical_name, sequence.split(";"))
-        arguments["samplers"] = tuple(name for name in names if name is not None and name not in NOT_BUILT)
+        arguments["samplers"] = tuple(name for name in names if name is not None)
     bias: dict[int, float] = {}
     for token, value in options.logit_bias:
         bias[token] = bias.get(token, 0.0) + value

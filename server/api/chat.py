@@ -218,7 +218,7 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
     loaded = server_state(http).loaded
     prompt, tokens = await read_prompt_tokens(http, body)
     fields, n_top = sampling_body(body)
-    params = request_params(fields, loaded)
+    params = await in_thread_if_long(len(await http.body()), request_params, fields, loaded)
     thinking, budget = prompt.thinking, params.budget
     if thinking is not None:
         opened = f"{thinking.start}{thinking.so_far}" if thinking.is_open else ""
@@ -232,6 +232,7 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
         preserved_tokens=params.preserved_tokens | loaded.vocabulary.hidden_markers(prompt.markers),
         tools=prompt.tools,
         thinking=thinking if waits else None,
+        given=prompt.given if waits else "",
         budget=budget,
         generation_prompt=params.generation_prompt or prompt.generation_prompt,
         chat_format="peg-native" if server_state(http).settings.parses_chat else "Content-only",

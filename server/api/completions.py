@@ -230,10 +230,10 @@ async def _complete(
     loaded = server_state(http).loaded
     if body.get("prompt") is None:
         raise InvalidRequest("key 'prompt' not found")
-    params = request_params(body, loaded)
+    n_bytes = len(await http.body())
+    params = await in_thread_if_long(n_bytes, request_params, body, loaded)
     if echo:
         params = replace(params, echo=True, scores_prompt=params.n_probs > 0 and not params.post_sampling_probs)
-    n_bytes = len(await http.body())
     prompts = await in_thread_if_long(
         n_bytes, read_prompts, body["prompt"], loaded.tokenizer, loaded.vocabulary.n_vocab
     )

@@ -37,6 +37,7 @@ RESPONSE_HEADERS_KEPT_BACK = frozenset({
     *(b"server", b"date", b"connection", b"keep-alive", b"transfer-encoding", b"content-length"),
 })  # fmt: skip
 CORS = b"access-control-"
+ASK_SECONDS = 10.0  # for a child to answer a question that costs it nothing
 
 
 class Forwarder:
@@ -134,14 +135,14 @@ class Forwarder:
         """A question of the router's own to a child: its JSON, or None without an answer."""
         headers = {"authorization": "Bearer " + child.api_key}
         url = f"http://127.0.0.1:{child.port}{path}"
+        request = httpx.Request(method, url, headers=headers, content=body or None)
+        request.extensions["timeout"] = httpx.Timeout(ASK_SECONDS).as_dict()
         try:
-            response = await self._transport.handle_async_request(
-                httpx.Request(method, url, headers=headers, content=body or None)
-            )
+            response = await self._transport.handle_async_request(request)
             content = await response.aread()
             await response.aclose()
         except httpx.TransportError as error:
-            log.warning("%s %s: no answer of the child: %s", method, path, error)
+            log.warning("%s %s: no answer of the child: %s", method, path, error or type(error).__name__)
             return None
         return parse_json(content) if response.status_code == 200 else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import time
 from typing import Any
 
@@ -313,3 +314,44 @@ def test_the_gate_stands_where_the_reader_does() -> None:
             if not gate.is_over:
                 gate.push(bytes([byte]))
         assert (gate.is_inside, gate.is_over) == (inside, over), text
+
+
+class ManyWords(Bytes):
+    """60,000 tokens, many of which hold the end of a tag and more."""
+
+    n_vocab = 60_000
+
+    def __init__(self) -> None:
+        numbers = random.Random(1)
+        self._pieces = [
+            bytes([i]) if i < 256 else "".join(numbers.choices('ab<>c/t[{"\n ', k=numbers.randrange(2, 8))).encode()
+            for i in range(self.n_vocab)
+        ]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return b"" if token == END else self._pieces[token]
+
+
+def test_a_guide_of_a_large_vocabulary_is_made_in_time() -> None:
+    """Every token that could end a tag is tried once, and each try costs microseconds."""
+    tokenizer = ManyWords()
+    compiler = GrammarCompiler(tokenizer, tokenizer.n_vocab)
+    compiler.compile(WITH_WORD)  # the table
+    source = GuideSource(WITH_WORD, (WORD,), thinking=THINKING)
+    seconds = []
+    for _ in range(2):
+        started = time.perf_counter()
+        state = compile_guide(source, compiler, tokenizer.piece, tokenizer.encode)
+        seconds.append(time.perf_counter() - started)
+    assert seconds[0] < 20  # about 0.3; with a copy of the grammar for each of them it was minutes
+    for token in b"a<c":
+        state.accept(token)
+    mask = state.mask()
+    assert mask is not None
+    for token in range(257, 20_000):
+        piece = tokenizer.piece(token)
+        tails = [piece[1:]] if piece[:1] == b">" else []
+        if b"<c>" in piece:
+            tails.append(piece.partition(b"<c>")[2])
+        fits = all(re.fullmatch(rb"|[\[d][0-9]*\]?", tail) for tail in tails)
+        assert bool(int(mask[token // 32]) >> (token % 32) & 1) is fits, piece

@@ -92,7 +92,7 @@ def encode(body: dict[str, Any]) -> bytes:
 def hostile_requests(count: int, seed: int) -> list[HostileRequest]:
     """So many, in random order: all of the fixed ones, and fields with values at random."""
     rng = random.Random(seed)
-    requests = [*_bodies(), *_constraints(), *(HostileRequest("POST", path, b"{}", path) for path in PATHS)]
+    requests = [*_bodies(), *_large(), *_constraints(), *(HostileRequest("POST", path, b"{}", path) for path in PATHS)]
     fields = [
         (endpoint, field.name)
         for endpoint in ENDPOINTS
@@ -115,6 +115,20 @@ def _with_field(endpoint: Endpoint, name: str, value: Any, rng: random.Random) -
         "?action=save" if "slots" in endpoint.paths[0] else ""
     )
     return HostileRequest("POST", path, encode(body), f"{path} {name} = {str(value)[:60]}")
+
+
+def _large() -> Iterator[HostileRequest]:
+    """Many small things in one request."""
+    many: dict[str, Any] = {
+        "prompt": ["a"] * 20_000, "logit_bias": [[5, 1.0]] * 50_000, "samplers": ["top_k"] * 20_000, "stop": ["x"] * 5000,
+        "response_fields": ["a/b"] * 20_000, "dry_sequence_breakers": ["q" * 1000] * 65,
+    }  # fmt: skip
+    for name, value in many.items():
+        yield HostileRequest(
+            "POST", "/completion", encode({"prompt": "a", "n_predict": 2, name: value}), f"many {name}"
+        )
+    yield HostileRequest("POST", "/detokenize", encode({"tokens": [5] * 100_000}), "many tokens")
+    yield HostileRequest("POST", "/v1/embeddings", encode({"input": ["a"] * 200}), "many inputs")
 
 
 def _bodies() -> Iterator[HostileRequest]:

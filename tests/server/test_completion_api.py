@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fake_engine import FakeSampler, forced_text, pseudo_random_token
+from fake_engine import N_VOCAB, FakeSampler, forced_text, pseudo_random_token
 
 from pyllama.server.loaded_model import defaults_from_metadata
 from pyllama.server.settings import ServerSettings
@@ -528,3 +528,21 @@ def test_the_models_own_sampling_values_replace_defaults_but_not_options() -> No
     assert (sampling.mirostat, sampling.mirostat_tau, sampling.mirostat_eta) == (2, 5.0, 0.25)
     assert (sampling.xtc_probability, sampling.samplers) == (0.5, ("xtc", "temperature"))
     assert defaults_from_metadata(settings, {"general.sampling.mirostat": 9}).sampling.mirostat == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": ["a"] * 1025}, "at most 1024 prompts"),
+        ({"prompt": "a", "logit_bias": [[97, 1]] * (N_VOCAB + 1)}, "more biases than the vocabulary"),
+        ({"prompt": "a", "logit_bias": {"a" * (N_VOCAB + 1): 1}}, "more biases than the vocabulary"),
+    ],
+)
+def test_a_request_that_is_far_too_much_is_refused_at_once(serve: Any, body: dict[str, Any], words: str) -> None:
+    response = serve().post("/completion", {"n_predict": 1, **body})
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+def test_the_largest_number_of_prompts_is_answered(serve: Any) -> None:
+    assert len(serve().post("/completion", {"prompt": ["a"] * 1024, "n_predict": 1}).json()) == 1024

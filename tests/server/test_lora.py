@@ -83,6 +83,7 @@ def test_adapters_come_in_the_order_of_the_command_line(start, files):
     assert found == [(str(files[2]), 0.5), (str(files[1]), 1.0), (str(files[2]), 1.0)]
 
 
+@pytest.mark.contract("lora 1")
 def test_the_scales_of_the_server_are_those_of_requests_without_their_own(start, files):
     server = start("--lora", str(files[1]), "--lora-init-without-apply")
     plain, adapted = text(server, 0.0), text(server, 1.0)
@@ -101,6 +102,7 @@ def test_the_scales_of_the_server_are_those_of_requests_without_their_own(start,
     assert server.complete(PROMPT, n_predict=16)["content"] == plain
 
 
+@pytest.mark.contract("lora 2")
 def test_requests_of_different_scales_at_once_get_what_each_gets_alone(start, files):
     server = start("--lora", str(files[1]), "-np", "4", "-c", "4096")
     scales = (0.0, 0.0, 0.3, 0.7, 1.0, 1.0)

@@ -283,6 +283,7 @@ def test_a_call_is_answered_as_tool_calls(serve: Any, template: str, text: str) 
     assert choice["message"]["content"] == ""
 
 
+@pytest.mark.contract("own 26")
 def test_several_calls_with_text_and_thoughts(serve: Any) -> None:
     text = (
         "<think>\nhm <tool_call>\n</think>\n\nI look: é\n"
@@ -299,6 +300,7 @@ def test_several_calls_with_text_and_thoughts(serve: Any) -> None:
     assert functions(one) == [("weather", {"city": "Paris"})]
 
 
+@pytest.mark.contract("tool_call 1")
 def test_calls_are_only_read_where_they_were_asked_for(serve: Any) -> None:
     text = tagged(PARIS)
     for server, fields in (

@@ -455,7 +455,7 @@ class EngineLoop:
             return
         started = self._clock()
         drafts = self._speculation.drafts(plan, self.slots) if self._speculation is not None else {}
-        n_passes = 1 if drafts else self._n_passes(plan)
+        n_passes = 1 if self._speculation is not None else self._n_passes(plan)  # a draft may be found at every token
         works = [self._work(chunk, placed, drafts) for chunk in plan]
         computing = self._clock()
         try:

@@ -211,30 +211,33 @@ def test_synthetic_acceptance_gives_rounds_of_the_wanted_length(folder: Path, fo
         server.close()
 
 
+TWO_LETTERS = {"n_predict": 60, "logit_bias": [[100, 50.0], [101, 50.0]]}  # a text that repeats itself
+
+
 def test_the_log_says_how_the_drafts_of_a_request_and_of_each_drafter_fared(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = write(folder / "logged.gguf", "llama")
     caplog.set_level(logging.DEBUG, "pyllama.server")
-    server = EngineServer(model, "--no-spec-adaptive", *NGRAMS, "--spec-type", "ngram-simple")
-    server.complete("abcabcabcabcabc", n_predict=60)
+    server = EngineServer(model, "--no-spec-adaptive", *NGRAMS, "--spec-type", "ngram-cache")
+    server.complete("abcabcabcabcabc", **TWO_LETTERS)
     server.close()
     assert "draft acceptance = 0." in caplog.text
     assert "acc per pos = (" in caplog.text
-    assert "statistics     ngram-simple: #calls(b,g,a) =    1" in caplog.text
+    assert "statistics      ngram-cache: #calls(b,g,a) =    1" in caplog.text
 
 
 def test_a_server_that_slept_drafts_again(folder: Path) -> None:
     model = write(folder / "asleep.gguf", "llama")
     server = EngineServer(
-        model, "--no-spec-adaptive", *NGRAMS, "--spec-type", "ngram-simple", "--sleep-idle-seconds", "1"
+        model, "--no-spec-adaptive", *NGRAMS, "--spec-type", "ngram-cache", "--sleep-idle-seconds", "1"
     )
     try:
-        before = server.complete("abcabcabcabcabc", n_predict=60)
+        before = server.complete("abcabcabcabcabc", **TWO_LETTERS)
         deadline = time.monotonic() + 30
         while not server.state.loaded.engine_loop.is_sleeping and time.monotonic() < deadline:
             time.sleep(0.05)
-        after = server.complete("abcabcabcabcabc", n_predict=60)
+        after = server.complete("abcabcabcabcabc", **TWO_LETTERS)
         assert after["content"] == before["content"]
         assert after["timings"]["draft_n"] == before["timings"]["draft_n"] > 0
     finally:

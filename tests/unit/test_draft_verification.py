@@ -98,7 +98,7 @@ def drafted(
             tokens = [output.token for output in expected]
             draft = planted(rng, tokens, len(found[seq_id]), model.n_vocab, min(7, n_left - 1)) if found[seq_id] else []
             n_probs = len(expected[0].top)
-            work.append(Work(seq_id, pending[seq_id], samplers[seq_id], n_probs, False, draft))
+            work.append(Work(seq_id, pending[seq_id], samplers[seq_id], n_probs, draft=draft))
         for output in engine.step(work):
             found[output.seq_id].append(output)
             pending[output.seq_id] = [output.token]
@@ -158,7 +158,7 @@ def test_states_after_thousands_of_refused_drafts_equal_straight_ones(
                 n_past, text = held[seq_id], texts[seq_id]
                 if n_past < LENGTH:
                     draft = planted(rng, text, n_past + 1, model.n_vocab, min(3, LENGTH - n_past - 1))
-                    work.append(Work(seq_id, [text[n_past]], sampler, 0, False, draft))
+                    work.append(Work(seq_id, [text[n_past]], sampler, draft=draft))
                     n_rounds += 1
             for output in engine.step(work):
                 held[output.seq_id] += 1

@@ -21,7 +21,7 @@ CASES = ("plain", "cold", "typical", "dynamic", "bias", "all")  # all: top-k, to
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    names = ("candidates", "dry", "penalties", "row_scan", "sampler", "steered_draw", "verification")
+    names = ("candidates", "dry", "infill", "penalties", "row_scan", "sampler", "steered_draw", "verification")
     sources = [f"sampling/{name}.cpp" for name in names]
     return build_driver("verification_driver", sources, tmp_path_factory.mktemp("verification"), is_long=True)
 

@@ -31,7 +31,8 @@ class SpeculationOptions:
     draft_model: path of a GGUF file, or "". n_max, n_min, p_min: of drafts that are computed. samples: draw these
     drafts and verify by rejection sampling; the text then has the distribution of the model, but not the random numbers
     of an undrafted run. The n-gram tuples: sizes n and m (and fewest hits); for ngram_mod n_match, n_min, n_max.
-    adaptive: verify only as much as pays. synthetic_length, synthetic_rates: for benchmarks, see `synthetic_rates_of`.
+    adaptive: verify only as much as pays, in the server; `Llama` verifies every draft whole.
+    synthetic_length, synthetic_rates: for benchmarks, see `synthetic_rates_of`.
     type_k, type_v, n_threads, n_threads_batch, placement: of the draft model.
     infers_type: the draft model's file says the type, see `resolved`.
     """

@@ -130,8 +130,10 @@ def test_a_running_block_is_ended_on_demand(serve: Any) -> None:
         assert ended.json() == {"success": True}
         result = answer.result().json()
     assert result["id"] == completion_id
-    assert result["choices"][0]["message"]["content"].startswith("so")
-    assert set(result["choices"][0]["message"]["reasoning_content"].split()) <= {"so", "s"}
+    message = result["choices"][0]["message"]
+    assert set(message["content"].split()) <= {"so", "s", "o"}  # wherever the model was when it was told
+    assert set(message["reasoning_content"].split()) <= {"so", "s"}
+    assert len(message["content"]) > 100
     assert not endless.state.running
     gone = endless.post(path + "/control", {"id": completion_id, "action": "reasoning_end"})
     assert gone.json() == {"success": False, "message": "no active completion for this id"}

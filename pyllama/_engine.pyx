@@ -28,11 +28,11 @@ from pyllama.errors import InvalidArgument, PyllamaError
 KeyValue = namedtuple("KeyValue", "key type value")
 TypeTraits = namedtuple("TypeTraits", "id block_values block_bytes is_quantized")
 TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
-Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs", defaults=(None, 0, False))
+Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs logits", defaults=(None, 0, False, None))
 EmbeddingWork = namedtuple("EmbeddingWork", "seq_id tokens pool ends", defaults=(True,))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
 InputSums = namedtuple("InputSums", "squares n_rows")
-PrefixReuse = namedtuple("PrefixReuse", "length matched source checkpoint limit")
+PrefixReuse = namedtuple("PrefixReuse", "length matched source checkpoint limit moved", defaults=(0,))
 CacheUsage = namedtuple("CacheUsage", "budget used kv_bytes checkpoint_bytes n_nodes n_checkpoints n_evicted")
 
 cdef str text(string_view view):
@@ -446,7 +446,8 @@ cdef dict _stages = {
     "penalties": <int>SamplerStage.penalties, "dry": <int>SamplerStage.dry,
     "top_n_sigma": <int>SamplerStage.top_n_sigma, "top_k": <int>SamplerStage.top_k, "typ_p": <int>SamplerStage.typ_p,
     "top_p": <int>SamplerStage.top_p, "min_p": <int>SamplerStage.min_p, "xtc": <int>SamplerStage.xtc,
-    "temperature": <int>SamplerStage.temperature, "adaptive_p": <int>SamplerStage.adaptive_p,
+    "temperature": <int>SamplerStage.temperature, "infill": <int>SamplerStage.infill,
+    "adaptive_p": <int>SamplerStage.adaptive_p,
 }
 
 
@@ -485,6 +486,17 @@ cdef class DryBreakers:
         self.ptr = native.new_dry_breakers(entries)
 
 
+cdef class InfillVocabulary:
+    cdef shared_ptr[const native.InfillVocabulary] ptr
+
+    def __init__(self, texts, end_tokens, int32_t end):
+        cdef vector[string] native_texts = texts
+        self.ptr = native.new_infill_vocabulary(native_texts, token_vector(end_tokens), end)
+
+    def __len__(self):
+        return self.ptr.get().size()
+
+
 cdef class Sampler:
     cdef shared_ptr[native.Sampler] ptr
 
@@ -493,8 +505,9 @@ cdef class Sampler:
                  float presence_penalty=0.0, float frequency_penalty=0.0, float dynatemp_range=0.0,
                  float dynatemp_exponent=1.0, float top_n_sigma=-1.0, float typical_p=1.0, float xtc_probability=0.0,
                  float xtc_threshold=0.1, float dry_multiplier=0.0, float dry_base=1.75, int32_t dry_allowed_length=2,
-                 int32_t dry_penalty_last_n=64, DryBreakers dry_breakers=None, int32_t mirostat=0,
-                 float mirostat_tau=5.0, float mirostat_eta=0.1, float adaptive_target=-1.0, float adaptive_decay=0.9,
+                 int32_t dry_penalty_last_n=64, DryBreakers dry_breakers=None,
+                 InfillVocabulary infill_vocabulary=None, int32_t mirostat=0, float mirostat_tau=5.0,
+                 float mirostat_eta=0.1, float adaptive_target=-1.0, float adaptive_decay=0.9,
                  logit_bias=(),
                  samplers=("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
                            "temperature")):
@@ -522,6 +535,8 @@ cdef class Sampler:
         params.dry.last_n = dry_penalty_last_n
         if dry_breakers is not None:
             params.dry_breakers = dry_breakers.ptr
+        if infill_vocabulary is not None:
+            params.infill_vocabulary = infill_vocabulary.ptr
         params.mirostat = mirostat
         params.mirostat_tau = mirostat_tau
         params.mirostat_eta = mirostat_eta
@@ -611,6 +626,22 @@ cdef class HiddenPool:
         if values.size():
             np.copyto(result, <const float[:values.size()]>values.data())
         return result.reshape(-1, self.ptr.get().hidden()) if self.ptr.get().type() == PoolingType.none else result
+
+
+cdef class LogitsRow:
+    cdef vector[float] values
+
+    def draw(self, int32_t seq_id, Sampler sampler not None, int32_t n_probs=0, bint post_sampling_probs=False):
+        cdef native.StepOutput output
+        cdef int32_t token
+        if self.values.empty():
+            raise InvalidArgument("the row has no logits yet")
+        cdef FloatSpan view = FloatSpan(self.values.data(), self.values.size())
+        with nogil:
+            output = native.draw_token(seq_id, deref(sampler.ptr), view, n_probs, post_sampling_probs)
+            token = output.token
+            sampler.ptr.get().accept(TokenSpan(&token, 1))
+        return StepOutput(output.sequence, output.token, output.logprob, probability_list(output.top))
 
 
 cdef class LoraAdapter:
@@ -751,14 +782,17 @@ cdef class Engine:
         cdef vector[native.StepOutput] outputs
         cdef native.SequenceWork item
         cdef Sampler sampler
+        cdef LogitsRow row
         cdef size_t i
-        for seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs in work:
+        for seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs, item_row in work:
             tokens.push_back(token_vector(item_tokens))
             sampler = item_sampler
             item.sequence = seq_id
             item.sampler = sampler.ptr.get() if sampler is not None else NULL
             item.n_probs = n_probs
             item.post_sampling_probs = post_sampling_probs
+            row = item_row
+            item.logits = &row.values if row is not None else NULL
             items.push_back(item)
         for i in range(items.size()):  # only now: growing `tokens` moved its elements
             items[i].tokens = TokenSpan(tokens[i].data(), tokens[i].size())
@@ -859,7 +893,7 @@ cdef class Engine:
     def adapters(self, int32_t seq_id):
         return tuple(self.engine().get().adapters(seq_id))
 
-    def reuse_prefix(self, int32_t seq_id, tokens, int32_t most, scales=()):
+    def reuse_prefix(self, int32_t seq_id, tokens, int32_t most, scales=(), int32_t least_chunk=0):
         cdef shared_ptr[native.Engine] engine = self.engine()
         cdef vector[float] native_scales = scales
         cdef FloatSpan scale_view = FloatSpan(native_scales.data(), native_scales.size())
@@ -867,8 +901,9 @@ cdef class Engine:
         cdef TokenSpan view = TokenSpan(native_tokens.data(), native_tokens.size())
         cdef native.PrefixReuse reuse
         with nogil:
-            reuse = engine.get().reuse_prefix(seq_id, view, most, scale_view)
-        return PrefixReuse(reuse.length, reuse.matched, text(reuse.source), reuse.checkpoint, text(reuse.limit))
+            reuse = engine.get().reuse_prefix(seq_id, view, most, scale_view, least_chunk)
+        return PrefixReuse(reuse.length, reuse.matched, text(reuse.source), reuse.checkpoint, text(reuse.limit),
+                           reuse.moved)
 
     def checkpoint(self, int32_t seq_id):
         cdef shared_ptr[native.Engine] engine = self.engine()

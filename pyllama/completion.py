@@ -43,6 +43,7 @@ class TokenText(Protocol):
 
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+ALL_SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
 
 _PLAIN_NUMBERS = (
     "repeat_penalty",
@@ -124,8 +125,8 @@ class SamplingOptions:
                 raise TypeError(f"{name} must be a sequence of str, found {texts!r}")
             object.__setattr__(self, name, tuple(texts))
         for name in self.samplers:
-            if name not in (*DEFAULT_SAMPLERS, "adaptive_p"):
-                known = ", ".join((*DEFAULT_SAMPLERS, "adaptive_p"))
+            if name not in ALL_SAMPLERS:
+                known = ", ".join(ALL_SAMPLERS)
                 raise InvalidArgument(f"samplers: {name!r} is not one of {known}")
 
     @property
@@ -135,12 +136,17 @@ class SamplingOptions:
         return is_on and self.mirostat == 0 and "dry" in self.samplers
 
     @property
+    def uses_infill(self) -> bool:
+        """Whether the infill sampler acts, and the texts of the vocabulary are needed."""
+        return self.mirostat == 0 and "infill" in self.samplers
+
+    @property
     def banned(self) -> frozenset[int]:
         """Tokens that are never drawn."""
         return frozenset(token for token, bias in self.logit_bias if bias == -math.inf)
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `pyllama._engine.Sampler`; the seed and the prepared DRY breakers are left out."""
+        """Keyword arguments of `pyllama._engine.Sampler`, without the seed and what is made of the vocabulary."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "dry_sequence_breakers"}
 
 

@@ -51,6 +51,7 @@ from pyllama.grammar import Constraint, GrammarCompiler, GrammarSource, LlamaGra
 from pyllama.grammar.guide import Guide
 from pyllama.grammar.llama_grammar import source_of
 from pyllama.host_memory import cache_budget
+from pyllama.infill_vocabulary import InfillTable
 from pyllama.llama_chat import MoreChat, ShownTokens, plan_chat, shaped_chunks, shaped_response, split_options
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence, only_tokens
 from pyllama.llama_state import LlamaState, LogitsRows
@@ -283,6 +284,7 @@ class Llama:
                 model,
                 engine,
                 dry_breakers=DryBreakerTable(self._tokenizer),
+                infill_table=InfillTable(self._tokenizer, model.n_vocab),
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
                 n_keep=read_n_keep(n_keep, self._tokenizer) if self._shifts else None,

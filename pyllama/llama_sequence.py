@@ -16,6 +16,7 @@ from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.grammar import Constraint
 from pyllama.grammar.guide import Guide
+from pyllama.infill_vocabulary import InfillTable
 from pyllama.llama_state import LlamaState, LogitsRows
 
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
@@ -28,7 +29,7 @@ class TokenSequence:
     """Drives an engine of one sequence. One thread at a time; the queue of the `Llama` object sees to that.
 
     checkpoints: where states are kept, for models whose sequence cannot be cut back; None for others.
-    dry_breakers: makes the breakers that the DRY sampler needs.
+    dry_breakers, infill_table: make what the samplers dry and infill need.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TokenSequence:
         engine: _engine.Engine,
         *,
         dry_breakers: DryBreakerTable,
+        infill_table: InfillTable,
         keep_all_logits: bool,
         checkpoints: CheckpointRule | None = None,
         n_keep: int | None = None,
@@ -44,7 +46,7 @@ class TokenSequence:
         """n_keep: a full context goes on less tokens after the first `n_keep` (-1: the prompt). None: it ends."""
         self._model = model
         self._engine: _engine.Engine | None = engine
-        self._dry_breakers = dry_breakers
+        self._dry_breakers, self._infill_table = dry_breakers, infill_table
         self._keep_all_logits = keep_all_logits
         self._checkpoints = checkpoints
         self._n_keep = n_keep
@@ -331,7 +333,10 @@ class TokenSequence:
 
     def _sampler(self, options: SamplingOptions, seed: int) -> _engine.Sampler:
         breakers = self._dry_breakers.prepare(options.dry_sequence_breakers) if options.uses_dry else None
-        return _engine.Sampler(self.n_vocab, seed=seed, dry_breakers=breakers, **options.arguments())
+        texts = self._infill_table.prepare() if options.uses_infill else None
+        return _engine.Sampler(
+            self.n_vocab, seed=seed, dry_breakers=breakers, infill_vocabulary=texts, **options.arguments()
+        )
 
     # -------------------------------------------------------------------------------- state
 

@@ -78,6 +78,11 @@ inline std::shared_ptr<const ControlVector> load_control_vector(const LoadedMode
 inline std::shared_ptr<const DryBreakers> new_dry_breakers(const std::vector<DryBreaker>& breakers) {
   return std::make_shared<const DryBreakers>(breakers);
 }
+inline std::shared_ptr<const InfillVocabulary> new_infill_vocabulary(const std::vector<std::string>& texts,
+                                                                     const std::vector<int32_t>& end_tokens,
+                                                                     int32_t end) {
+  return std::make_shared<const InfillVocabulary>(texts, end_tokens, end);
+}
 inline std::shared_ptr<Sampler> new_sampler(int32_t n_vocab, const SamplerParams& params) {
   return std::make_shared<Sampler>(n_vocab, params);
 }

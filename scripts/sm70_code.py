@@ -1,8 +1,9 @@
 """Reads SM70 machine code: the kernels of a cubin, their resources, their instructions and their main loop.
 
 A cubin is an ELF file; `.text.NAME` is a kernel's code and the top byte of its `sh_info` its registers. An instruction
-is 16 bytes: bits 0..8 say what it is, 9..11 where the operands come from, 12..15 the predicate. A branch has its distance
-in bits 32..63, from the instruction after it. The numbers below were read off `nvdisasm` of CUDA 12.4 over our kernels.
+is 16 bytes: bits 0..8 say what it is, 9..11 where the operands come from, 12..15 the predicate. A branch has its
+distance in bits 32..63, from the instruction after it. The numbers below were read off `nvdisasm` of CUDA 12.4 over our
+kernels.
 """
 
 from __future__ import annotations

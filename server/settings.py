@@ -200,7 +200,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         embd_normalize=options.embd_normalize,
         cache_ram=options.cache_ram if "cache_ram" in given else None,
         n_checkpoints=max(0, options.ctx_checkpoints),
-        swa_full=options.swa_full or options.context_shift,  # what is moved must be there
+        swa_full=options.swa_full or options.context_shift or options.cache_reuse > 0,  # what is moved must be there
         checkpoint_min_step=options.checkpoint_min_step,
         n_predict=options.n_predict,
         shows_special=options.special,
@@ -220,6 +220,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
             n_predict=options.n_predict,
             n_keep=options.keep,
             cache_prompt=options.cache_prompt,
+            n_cache_reuse=max(0, options.cache_reuse),
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
             verbose=options.verbosity > 9,

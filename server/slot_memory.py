@@ -48,20 +48,21 @@ class SlotMemory:
         if engine is not None:
             self._note_usage()
 
-    def reuse(self, slot: Slot, prompt: list[int], scales: tuple[float, ...] = ()) -> Any:
+    def reuse(self, slot: Slot, prompt: list[int], scales: tuple[float, ...] = (), least_chunk: int = 0) -> Any:
         """The slot := the longest known beginning of a prompt but for its last token. The engine's `PrefixReuse`.
 
         scales: of the LoRA adapters, empty for none; what was computed with others is not that beginning.
+        least_chunk > 0: runs of at least so many tokens that the slot holds elsewhere may be moved.
         Idle slots make room for a copy that comes back from host memory: the prompt would take their pages anyway.
         """
         most = len(prompt) - 1
-        if self._is_short(slot):
+        if self._is_short(slot) and not least_chunk:
             self.cut(slot, common_prefix(slot.tokens, prompt) if slot.scales == scales else 0)
         try:
-            found = self._engine.reuse_prefix(slot.id, prompt, most, scales)
+            found = self._engine.reuse_prefix(slot.id, prompt, most, scales, least_chunk)
             slot.tokens, slot.scales = prompt[: found.length], scales
             while found.limit == NO_PAGE and self.drop_idle():
-                found = self._engine.reuse_prefix(slot.id, prompt, most, scales)
+                found = self._engine.reuse_prefix(slot.id, prompt, most, scales, least_chunk)
                 slot.tokens = prompt[: found.length]
         except OutOfMemory as error:  # the answer does not depend on the cache
             log.warning("slot %2d | no host memory for the prompt cache, the prompt is computed: %s", slot.id, error)

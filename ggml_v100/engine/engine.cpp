@@ -242,6 +242,22 @@ void Engine::run(std::span<const EmbeddingWork> work, std::span<const Row> rows,
   guard.complete();
 }
 
+StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
+                      bool post_sampling_probs) {
+  StepOutput output{sequence, sampler.sample(logits), 0, {}};
+  if (n_probs > 0 && post_sampling_probs) {
+    output.top = sampler.candidates();
+    for (const TokenProbability& candidate : output.top)
+      if (candidate.token == output.token) output.logprob = candidate.value;
+    output.top.resize(std::min(output.top.size(), static_cast<size_t>(n_probs)));
+  } else if (n_probs > 0) {
+    LogProbabilities probabilities = log_probabilities(logits, output.token, n_probs);
+    output.logprob = probabilities.chosen;
+    output.top = std::move(probabilities.top);
+  }
+  return output;
+}
+
 std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
   const std::lock_guard lock(mutex_);
   ranks_->require_usable();
@@ -286,13 +302,15 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
       if (work[other].sequence == w.sequence)
         throw InvalidArgument("sequence " + std::to_string(w.sequence) + " appears twice in a step");
     if (w.n_probs < 0) throw InvalidArgument("n_probs is " + std::to_string(w.n_probs) + ", expected 0 or more");
+    if (w.sampler != nullptr && w.logits != nullptr)
+      throw InvalidArgument("work item " + std::to_string(item) + " asks for a token and for logits");
     if (w.sampler != nullptr && w.sampler->n_vocab() != model_->text().hyperparameters().vocab)
       throw InvalidArgument("the sampler is for a vocabulary of " + std::to_string(w.sampler->n_vocab()) +
                             ", the model has " + std::to_string(model_->text().hyperparameters().vocab));
     const int32_t first = memory_.length(w.sequence);
     for (size_t i = 0; i < w.tokens.size(); ++i) {
       check_token(w.tokens[i]);
-      const bool wanted = w.sampler != nullptr && i + 1 == w.tokens.size();
+      const bool wanted = (w.sampler != nullptr || w.logits != nullptr) && i + 1 == w.tokens.size();
       rows.push_back({w.tokens[i], w.sequence, first + static_cast<int32_t>(i), wanted});
       item_of_row.push_back(item);
     }
@@ -303,18 +321,10 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
   const size_t n_before = outputs.size();
   compute(rows, [&](size_t row, std::span<const float> logits) {
     const SequenceWork& w = work[item_of_row[row]];
-    StepOutput output{w.sequence, w.sampler->sample(logits), 0, {}};
-    if (w.n_probs > 0 && w.post_sampling_probs) {
-      output.top = w.sampler->candidates();
-      for (const TokenProbability& candidate : output.top)
-        if (candidate.token == output.token) output.logprob = candidate.value;
-      output.top.resize(std::min(output.top.size(), static_cast<size_t>(w.n_probs)));
-    } else if (w.n_probs > 0) {
-      LogProbabilities probabilities = log_probabilities(logits, output.token, w.n_probs);
-      output.logprob = probabilities.chosen;
-      output.top = std::move(probabilities.top);
-    }
-    outputs.push_back(std::move(output));
+    if (w.sampler != nullptr)
+      outputs.push_back(draw_token(w.sequence, *w.sampler, logits, w.n_probs, w.post_sampling_probs));
+    else
+      w.logits->assign(logits.begin(), logits.end());
   });
   guard.complete();
   // Accepting comes last: after an error nothing has moved but the samplers' generators.

@@ -20,6 +20,7 @@
 #include "engine/hidden_pool.h"
 #include "engine/loaded_model.h"
 #include "engine/rank_set.h"
+#include "engine/token_moves.h"
 #include "memory/paged_memory.h"
 #include "memory/prefix_memory.h"
 #include "memory/state_pool.h"
@@ -50,13 +51,15 @@ struct EngineParams {
   std::shared_ptr<const ControlVector> control;              // of this model, or nullptr
 };
 
-// Append tokens to a sequence, then, with a sampler, draw the next token from the last row.
+// Append tokens to a sequence, then, with a sampler, draw the next token from the last row, or keep that row's logits for
+// a draw_token() later.
 struct SequenceWork {
   int32_t sequence;
   std::span<const int32_t> tokens;
   Sampler* sampler = nullptr;
   int32_t n_probs = 0;
   bool post_sampling_probs = false;
+  std::vector<float>* logits = nullptr;  // [vocab] of the last row; only without a sampler
 };
 
 struct StepOutput {
@@ -65,6 +68,11 @@ struct StepOutput {
   float logprob;  // or, with post_sampling_probs, the probability after the chain
   std::vector<TokenProbability> top;
 };
+
+// What a step does with a row: draws, and tells probabilities if n_probs > 0. The sampler has not accepted the token yet.
+// Throws as Sampler::sample.
+StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
+                      bool post_sampling_probs);
 
 // Append tokens to a sequence; their hidden states go to the pool, which has taken in all tokens of the sequence so far.
 struct EmbeddingWork {
@@ -138,8 +146,11 @@ class Engine {
 
   // Prefix reuse, see memory/prefix_memory.h. All or nothing but for what host memory keeps. scales: as of set_adapters,
   // what the sequence has from here on.
+  // least_chunk > 0: behind the common beginning, runs of at least so many tokens that the sequence itself holds are moved
+  // to where they stand in `tokens`, if that gives more than any exact beginning; 0: never. InvalidArgument where
+  // can_shift() is false.
   PrefixReuse reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
-                           std::span<const float> scales = {});
+                           std::span<const float> scales = {}, int32_t least_chunk = 0);
   void checkpoint(int32_t sequence);
   void release(int32_t sequence);
   CacheUsage cache_usage() const;
@@ -182,7 +193,10 @@ class Engine {
   void check_cut(int32_t sequence, int32_t length) const;
   void cut(int32_t sequence, int32_t length);
   void forget_behind_window(int32_t sequence);
-  void move_down(int32_t sequence, int32_t n_keep, int32_t n_discard);
+  void require_shift() const;
+  void move_down(int32_t sequence, std::span<const TokenMove> moves);
+  bool reuse_chunks(int32_t sequence, std::span<const int32_t> tokens, int32_t most, int32_t least_chunk,
+                    PrefixReuse& result);
   StateIdentity state_identity() const;
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;

@@ -45,11 +45,24 @@ AdapterScales Engine::adapters(int32_t sequence) const {
 }
 
 PrefixReuse Engine::reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
-                                 std::span<const float> scales) {
+                                 std::span<const float> scales, int32_t least_chunk) {
   const std::lock_guard lock(mutex_);
   ranks_->require_usable();
   for (const int32_t token : tokens) check_token(token);
-  return prefixes_->reuse(sequence, tokens, most, normalised_scales(scales, adapters_.size()));
+  const AdapterScales normal = normalised_scales(scales, adapters_.size());
+  if (least_chunk < 0) throw InvalidArgument("least_chunk is " + std::to_string(least_chunk) + ", expected 0 or more");
+  if (least_chunk > 0) {
+    require_shift();
+    memory_.length(sequence);  // throws for an unknown one
+    if (most < 0 || static_cast<size_t>(most) > tokens.size())
+      throw InvalidArgument("cannot reuse " + std::to_string(most) + " of " + std::to_string(tokens.size()) +
+                            " tokens");
+    PrefixReuse result;
+    // Keys and values that were computed with other adapters are of no use.
+    if (normal == scales_[static_cast<size_t>(sequence)] && reuse_chunks(sequence, tokens, most, least_chunk, result))
+      return result;
+  }
+  return prefixes_->reuse(sequence, tokens, most, normal);
 }
 
 void Engine::checkpoint(int32_t sequence) {

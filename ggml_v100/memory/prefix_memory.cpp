@@ -187,6 +187,18 @@ PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> token
   return plan.result;
 }
 
+int32_t PrefixMemory::reusable(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
+                               const AdapterScales& scales) {
+  cache_.begin();
+  cache_.select(scales);
+  return plan(sequence, tokens, most, scales, cache_.find(tokens)).result.length;
+}
+
+void PrefixMemory::keep_lost(int32_t sequence, int32_t first_lost) {
+  cache_.begin();
+  keep(sequence, first_lost, nullptr);
+}
+
 void PrefixMemory::checkpoint(int32_t sequence) {
   if (pages_.length(sequence) == 0 || end_bytes() == 0) return;
   cache_.begin();

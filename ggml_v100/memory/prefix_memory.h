@@ -32,6 +32,7 @@ struct PrefixReuse {
   // Why not more: "" (all there is), "prompt" (no more was asked for), "no checkpoint" (known, but no state at a later
   // place), "no page" (in host memory, without free pages to go to), "not cached".
   std::string_view limit;
+  int32_t moved = 0;  // tokens at its end that stood elsewhere in the sequence: not what a cold run gives
 };
 
 // What the bytes of a saved sequence depend on.
@@ -55,6 +56,10 @@ class PrefixMemory {
   // The sequence becomes the longest reusable beginning of `tokens` that was computed with these scales, at most `most`
   // long, and has these scales. What it held and would lose is kept in host memory first. Throws InvalidArgument for an unknown sequence and a `most` outside [0, tokens].
   PrefixReuse reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const AdapterScales& scales = {});
+  // The length that reuse() would give.
+  int32_t reusable(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const AdapterScales& scales);
+  // What the sequence holds is kept in host memory, because it is about to lose its tokens from `first_lost` on.
+  void keep_lost(int32_t sequence, int32_t first_lost);
   // Keeps a copy of the state at the end of the sequence, or of the window's pages; nothing to do for models without
   // either, or where one is kept already.
   void checkpoint(int32_t sequence);

@@ -201,6 +201,13 @@ class Guide:
         self._must_end_block = True
         return True
 
+    @property
+    def takes_time(self) -> bool:
+        """Whether a grammar makes the next mask, so that another thread should: then a word to end the thinking block
+        that comes after `mask` was called counts from the token after. Without one `mask` is quick.
+        """
+        return (self._active and self._constraint is not None) or self._opening is not None
+
     def mask(self) -> NDArray[np.uint32] | None:
         """Tokens that may come next: bit t % 32 of word t // 32; None: all. Raises `ConstraintFailed`."""
         if self._must_end_block and self._budget is not None:

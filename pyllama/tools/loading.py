@@ -7,7 +7,7 @@ from typing import Any
 
 from pyllama.download.model_options import choose_model
 from pyllama.options import Options, adapter_arguments, grammar_from_options, placement_arguments, rope_arguments
-from pyllama.options.sampling import NOT_BUILT, canonical_name
+from pyllama.options.sampling import canonical_name
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -97,7 +97,7 @@ def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:
     sequence = llama.metadata.get("general.sampling.sequence")
     if isinstance(sequence, str) and not options.given("samplers"):
         names = map(canonical_name, sequence.split(";"))
-        arguments["samplers"] = tuple(name for name in names if name is not None and name not in NOT_BUILT)
+        arguments["samplers"] = tuple(name for name in names if name is not None)
     bias: dict[int, float] = {}
     for token, value in options.logit_bias:
         bias[token] = bias.get(token, 0.0) + value

@@ -24,7 +24,7 @@ from pyllama.server.logit_bias import read_logit_bias
 from pyllama.server.request_fields import read_params
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.responses import json_response
-from pyllama.server.sampling_params import banned_tokens, make_sampler
+from pyllama.server.sampling_params import SamplerParts, banned_tokens, make_sampler, uses_dry, uses_infill
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
 from pyllama.server.stream_replay import conversation_id
@@ -63,6 +63,8 @@ def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParam
         logit_bias=lambda value: read_logit_bias(value, loaded.tokenizer, loaded.vocabulary.n_vocab),
         ban_end_tokens=loaded.ban_end_tokens,
     )
+    if params.n_cache_reuse > 0 and not loaded.can_shift:
+        raise InvalidRequest("Field 'n_cache_reuse': the tokens of this model cannot be moved to other positions")
     params = with_guide_fields(params, body, loaded.vocabulary)
     return replace(params, adapter_scales=loaded.adapters.scales_of(body.get("lora")))
 
@@ -108,12 +110,26 @@ def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide
         raise InvalidRequest(str(error)) from error
 
 
+async def prepare(params: GenerationParams, loaded: LoadedModel) -> tuple[Guide | None, SamplerParts]:
+    """What is made of the vocabulary for a request, on another thread where it may take its time.
+
+    Raises `InvalidRequest`.
+    """
+    guide = None
+    if params.steers:
+        guide = await asyncio.to_thread(compile_answer_guide, params, loaded)
+    if uses_dry(params.sampling) or uses_infill(params.sampling):
+        return guide, await asyncio.to_thread(loaded.sampler_parts, params.sampling)
+    return guide, SamplerParts()
+
+
 def build_request(
     prompts: list[list[int]],
     params: GenerationParams,
     loaded: LoadedModel,
     n_predict_limit: int,
-    guide: Guide | None = None,
+    guide: Guide | None,
+    parts: SamplerParts,
 ) -> ActiveRequest:
     """Generations prompt by prompt, choice by choice. Raises `ExceedsContext`, `InvalidRequest`."""
     if len(prompts) > MAX_PROMPTS:
@@ -132,9 +148,7 @@ def build_request(
                 index,
                 prompt=prompt,
                 params=params,
-                sampler=make_sampler(
-                    sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory, loaded.dry_breakers.prepare
-                ),
+                sampler=make_sampler(sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory, parts),
                 vocabulary=loaded.vocabulary,
                 n_ctx=loaded.n_ctx_slot,
                 n_predict_limit=n_predict_limit,
@@ -164,10 +178,8 @@ async def respond(
     """
     state = server_state(http)
     loaded = state.loaded
-    guide = None
-    if params.steers:  # on another thread: a large grammar takes its time
-        guide = await asyncio.to_thread(compile_answer_guide, params, loaded)
-    request = build_request(prompts, params, loaded, state.settings.n_predict, guide)
+    guide, parts = await prepare(params, loaded)
+    request = build_request(prompts, params, loaded, state.settings.n_predict, guide, parts)
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
     conversation = conversation_id(http.headers) if params.stream else None

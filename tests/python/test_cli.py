@@ -427,9 +427,9 @@ def test_no_model_is_an_error(capsys, monkeypatch):
 
 def test_planned_options_stop_before_the_model_is_loaded(llama, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(["-m", "x", "--samplers", "temperature;infill"])
+        cli.main(["-m", "x", "--rpc", "host:1"])
     assert caught.value.code == 1
-    assert capsys.readouterr().err.startswith("error: not supported yet: --samplers")
+    assert capsys.readouterr().err.startswith("error: not supported yet: --rpc")
 
 
 # ------------------------------------------------------------------------------------------------ speed line

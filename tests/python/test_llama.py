@@ -288,7 +288,7 @@ def test_prompt_that_does_not_fit_is_refused_before_streaming(llm: Llama, length
     "option",
     [
         {"suffix": "x"}, {"typical_p": math.nan}, {"tfs_z": 0.9}, {"mirostat_mode": 3},
-        {"dynatemp_range": math.inf}, {"samplers": ["infill"]},
+        {"dynatemp_range": math.inf}, {"samplers": ["tfs_z"]},
         {"temperature": math.nan}, {"top_p": math.inf}, {"repeat_penalty": 0}, {"repeat_penalty": 5e-324},
         {"presence_penalty": math.inf},
         {"logprobs": -1}, {"logit_bias": {"x": 1}}, {"logit_bias": {1: math.nan}}, {"logit_bias": {1: "many"}},

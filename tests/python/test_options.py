@@ -159,10 +159,6 @@ def test_unknown_samplers_are_skipped_with_a_warning():
     assert any("tfs_z" in notice for notice in options.notices)
 
 
-def test_a_sampler_that_would_act_and_is_not_built_stops_the_start():
-    assert refusal("--samplers", "top_k;infill").startswith("error: not supported yet: --samplers")
-
-
 def test_dry_breakers_replace_the_defaults_and_none_leaves_none():
     assert read().dry_sequence_breaker == ("\n", ":", '"', "*")
     assert read("--dry-sequence-breaker", "a", "--dry-sequence-breaker", "b").dry_sequence_breaker == ("a", "b")

@@ -15,6 +15,7 @@ from fake_engine import (
     N_VOCAB,
     PAGE,
     FakeEngine,
+    FakeRow,
     FakeSampler,
     FakeTokenizer,
     Work,
@@ -24,10 +25,11 @@ from fake_engine import (
 
 from pyllama.checkpoints import CheckpointRule
 from pyllama.errors import DeviceError
-from pyllama.server.engine_loop import EngineLoop, LoopSettings
+from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import QueueFull, ServerFault
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started, TokenText
 from pyllama.server.generation_params import GenerationParams
+from pyllama.server.loop_settings import LoopSettings
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.sampling_params import SamplingParams
 from pyllama.server.vocabulary import Vocabulary
@@ -65,6 +67,7 @@ class Bench:
                 can_cut=not engine.get("is_recurrent", False),
             ),
             make_work=Work,
+            make_row=FakeRow,
             deliver=self.events.extend,
             clock=lambda: self.engine.n_steps * (1.0 if max_passes == 1 else 1e-3),
         )

@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import EmbeddingWork, FakeEngine, FakeHiddenPool, Work
+from fake_engine import EmbeddingWork, FakeEngine, FakeHiddenPool, FakeRow, Work
 from real_process import ServerProcess
 from support_app import FakeServer
 
 from pyllama.errors import ModelError
 from pyllama.server.embedding_tasks import EmbeddingQueue
-from pyllama.server.engine_loop import EngineLoop, LoopSettings
+from pyllama.server.engine_loop import EngineLoop
+from pyllama.server.loop_settings import LoopSettings
 
 IDLE = 0.15  # seconds
 
@@ -49,6 +50,7 @@ class SleepyServer(FakeServer):
             engine,
             settings,
             make_work=Work,
+            make_row=FakeRow,
             deliver=self.state.deliver,
             make_engine=self.make_engine,
             embeddings=EmbeddingQueue(engine, range(4, 7), make_work=EmbeddingWork, make_pool=FakeHiddenPool),

@@ -1,8 +1,8 @@
 """Attention of the card over its own pages against float64 over the rounded keys and values.
 
-Tolerance: queries are rounded to f16, scaled codes as well, weights too (2^-11 each), sums are f32. A score of size s is off
-by s * 2^-11 at most, so a weight by as much; the error of an output is measured against the root of the sum of its squared
-products, below 3e-3 over a row.
+Tolerance: queries are rounded to f16, scaled codes and weights as well (2^-11 each), sums are f32. A score of size s is
+off by s * 2^-11 at most, so a weight by as much; the error of an output is measured against the root of the sum of its
+squared products, below 3e-3 over a row.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def test_experts_are_mixed_by_their_weights(device: Device, rows: int, features:
     x, weight = source.standard_normal((rows * used, features)), source.random((rows, used))
     y = device.empty((rows, features))
     device.kernel("routing", "mix_experts")(
-        3, 256, "MixExpertsParams", x=device.put(x.astype(np.float32)), weight=device.put(weight.astype(np.float32)), y=y,
-        rows=rows, features=features, used=used,
+        3, 256, "MixExpertsParams", x=device.put(x.astype(np.float32)), y=y, rows=rows, features=features, used=used,
+        weight=device.put(weight.astype(np.float32)),
     )  # fmt: skip
     expected = np.einsum("ru,ruf->rf", weight, x.reshape(rows, used, features))
     assert np.abs(y.get() - expected).max() <= 2e-6 * np.abs(expected).max() * used

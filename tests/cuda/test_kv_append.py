@@ -11,8 +11,8 @@ from support.cuda_kv import Cache, rounded
 
 @pytest.mark.parametrize(
     ("kinds", "head_dim"),
-    [(("f16", "f16"), 80), (("f16", "f16"), 256), (("q8_0", "q8_0"), 128), (("q4_0", "q4_0"), 64), (("q4_0", "q8_0"), 96),
-     (("q8_0", "q4_0"), 256), (("f16", "q4_0"), 64)],
+    [(("f16", "f16"), 80), (("f16", "f16"), 256), (("q8_0", "q8_0"), 128), (("q4_0", "q4_0"), 64),
+     (("q4_0", "q8_0"), 96), (("q8_0", "q4_0"), 256), (("f16", "q4_0"), 64)],
 )  # fmt: skip
 def test_pages_hold_the_rounded_keys_and_values(device: Device, kinds: tuple[str, str], head_dim: int) -> None:
     source = np.random.default_rng(head_dim)

@@ -144,7 +144,7 @@ class Rows(NamedTuple):
 
 
 def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_rows: list[int]) -> NDArray[np.float32]:
-    """Decode attention with blocks of `block_rows`, or prompt attention for None; page_rows: sequence of the page table."""
+    """Decode attention with blocks of `block_rows`, prompt attention for None. page_rows: a page list per sequence."""
     device, (n, heads, head_dim) = cache.device, rows.q.shape
     y = device.empty((n, heads, head_dim))
     group = cache.struct.group

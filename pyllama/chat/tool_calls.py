@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pyllama.chat.reasoning_split import partial_length
 from pyllama.chat.tool_sets import (
@@ -183,11 +184,12 @@ class _JsonScan:
 Part = str | ToolCall
 
 
-class TaggedCalls:
-    """Calls between `<tool_call>` and `</tool_call>`, anywhere in the text.
-
-    White space before a call, between calls and after the last one is dropped.
+class MarkedCalls(ABC):
+    """Calls after a marker, anywhere in the text. White space before a call, between calls and after the last one is
+    dropped.
     """
+
+    marker: ClassVar[str]
 
     def __init__(self, tools: ToolSet) -> None:
         self._tools = tools
@@ -196,7 +198,6 @@ class TaggedCalls:
         self._in_call = False
         self._after_call = False  # nothing but white space since the last call
         self._scan = _JsonScan()
-        self._look_from = 0
 
     def push(self, text: str) -> list[Part]:
         self._held += text
@@ -207,12 +208,8 @@ class TaggedCalls:
 
     def finish(self) -> list[Part]:
         parts: list[Part] = []
-        while self._in_call:  # models do forget the end tag of the last call
-            call = self._parse(self._held)
-            if call is not None:
-                self._give(call, "", parts)
-            else:
-                self._give_up(parts)
+        while self._in_call:
+            self._end_call(parts)
             parts += self.push("")
         if self._held and not (self._after_call and self._held.isspace()):
             parts.append(self._held)
@@ -221,9 +218,9 @@ class TaggedCalls:
 
     def _text_step(self, parts: list[Part]) -> bool:
         """True: there is more to do at once."""
-        text, marker, rest = self._held.partition(CALL_START)
+        text, marker, rest = self._held.partition(self.marker)
         if not marker:
-            text = text[: len(text) - partial_length(text, CALL_START)]
+            text = text[: len(text) - partial_length(text, self.marker)]
         shown = text.rstrip()
         if shown:
             parts.append(shown)
@@ -232,9 +229,47 @@ class TaggedCalls:
             self._held = self._held[len(shown) :]
             return False
         self._space = text[len(shown) :]
-        self._held, self._in_call = rest, True
-        self._scan, self._look_from = _JsonScan(), 0
+        self._held, self._in_call, self._scan = rest, True, _JsonScan()
         return True
+
+    @abstractmethod
+    def _call_step(self, parts: list[Part]) -> bool:
+        """As `_text_step`, behind the marker."""
+
+    def _end_call(self, parts: list[Part]) -> None:
+        """The answer ends in a call."""
+        self._give_up(parts)
+
+    def _give(self, calls: Iterable[ToolCall], rest: str, parts: list[Part]) -> None:
+        parts += calls
+        self._held, self._in_call, self._after_call = rest, False, True
+
+    def _give_up(self, parts: list[Part]) -> None:
+        """The marker was text; what follows it is read again."""
+        parts.append(self._space + self.marker)
+        self._in_call = self._after_call = False
+
+
+class TaggedCalls(MarkedCalls):
+    """Calls between `<tool_call>` and `</tool_call>`."""
+
+    marker = CALL_START
+
+    def __init__(self, tools: ToolSet) -> None:
+        super().__init__(tools)
+        self._look_from = 0  # for the end tag of the call that is being read
+
+    def _end_call(self, parts: list[Part]) -> None:
+        """Models do forget the end tag of the last call."""
+        call = self._parse(self._held)
+        if call is not None:
+            self._give([call], "", parts)
+        else:
+            self._give_up(parts)
+
+    def _text_step(self, parts: list[Part]) -> bool:
+        self._look_from = 0
+        return super()._text_step(parts)
 
     def _call_step(self, parts: list[Part]) -> bool:
         body = self._held[:64].lstrip()
@@ -252,7 +287,7 @@ class TaggedCalls:
         if call is None:
             self._give_up(parts)
         else:
-            self._give(call, self._held[end + len(CALL_END) :], parts)
+            self._give([call], self._held[end + len(CALL_END) :], parts)
         return True
 
     def _is_inside_value(self, end: int, *, is_json: bool) -> bool:
@@ -265,15 +300,6 @@ class TaggedCalls:
     def _parse(self, body: str) -> ToolCall | None:
         schemas = self._tools.schemas
         return json_call(body, schemas) if body.lstrip().startswith("{") else xml_call(body, schemas)
-
-    def _give(self, call: ToolCall, rest: str, parts: list[Part]) -> None:
-        parts.append(call)
-        self._held, self._in_call, self._after_call = rest, False, True
-
-    def _give_up(self, parts: list[Part]) -> None:
-        """The start tag was text; what follows it is read again."""
-        parts.append(self._space + CALL_START)
-        self._in_call = self._after_call = False
 
 
 class BareJsonCalls:
@@ -331,54 +357,12 @@ class BareJsonCalls:
         return len(self._held) - len(text) if text else -1
 
 
-class MistralCalls:
-    """Calls after `[TOOL_CALLS]`: an array of objects, or a name, perhaps an id, and the arguments.
+class MistralCalls(MarkedCalls):
+    """Calls after `[TOOL_CALLS]`: an array of objects, or a name, perhaps an id, and the arguments."""
 
-    White space before a call, between calls and after the last one is dropped.
-    """
-
-    def __init__(self, tools: ToolSet) -> None:
-        self._tools = tools
-        self._held = ""
-        self._space = ""
-        self._in_call = False
-        self._after_call = False
-        self._scan = _JsonScan()
-
-    def push(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._call_step(parts) if self._in_call else self._text_step(parts):
-            pass
-        return parts
-
-    def finish(self) -> list[Part]:
-        parts: list[Part] = []
-        while self._in_call:
-            self._give_up(parts)
-            parts += self.push("")
-        if self._held and not (self._after_call and self._held.isspace()):
-            parts.append(self._held)
-        self._held = ""
-        return parts
-
-    def _text_step(self, parts: list[Part]) -> bool:
-        text, marker, rest = self._held.partition(MISTRAL_CALLS)
-        if not marker:
-            text = text[: len(text) - partial_length(text, MISTRAL_CALLS)]
-        shown = text.rstrip()
-        if shown:
-            parts.append(shown)
-            self._after_call = False
-        if not marker:
-            self._held = self._held[len(shown) :]
-            return False
-        self._space = text[len(shown) :]
-        self._held, self._in_call, self._scan = rest, True, _JsonScan()
-        return True
+    marker = MISTRAL_CALLS
 
     def _call_step(self, parts: list[Part]) -> bool:
-        """True: there is more to do at once."""
         start = len(self._held) - len(self._held.lstrip())
         if start == len(self._held):
             return False
@@ -398,8 +382,7 @@ class MistralCalls:
         if calls is None:
             self._give_up(parts)
             return True
-        parts += calls
-        self._held, self._in_call, self._after_call = self._held[end:], False, True
+        self._give(calls, self._held[end:], parts)
         return True
 
     def _arguments_end(self, start: int) -> int:
@@ -417,11 +400,6 @@ class MistralCalls:
             return None
         complete = [call for call in calls if call is not None]
         return complete if calls and len(complete) == len(calls) else None
-
-    def _give_up(self, parts: list[Part]) -> None:
-        """The marker was text; what follows it is read again."""
-        parts.append(self._space + MISTRAL_CALLS)
-        self._in_call = self._after_call = False
 
 
 _MISTRAL_NAME = r"\s*[^\[\]{}\s][^\[\]{}\n]*"

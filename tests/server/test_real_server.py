@@ -536,7 +536,7 @@ def resident_bytes(process_id: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see the memory of a process")
 def test_clients_that_come_and_go_leave_all_slots_free_and_memory_flat(server: ServerProcess) -> None:
-    """Twice the same load of 8 clients with 20 requests each, some of which leave early.
+    """Twice the same load of 8 clients with 10 requests each, some of which leave early.
 
     The first load fills the prompt cache to its limit.
     """
@@ -544,7 +544,7 @@ def test_clients_that_come_and_go_leave_all_slots_free_and_memory_flat(server: S
     def client(number: int) -> None:
         rng = random.Random(number)
         with httpx.Client(base_url=server.url, timeout=120) as http:
-            for turn in range(20):
+            for turn in range(10):
                 prompt = f"Client {number} says, for the time number {turn}, that"
                 n = rng.randrange(1, 12)
                 body = {"prompt": prompt, "n_predict": n, "temperature": 0, "stream": rng.random() < 0.5}

@@ -68,6 +68,9 @@ class ObservedOps final : public Ops {
     return inner_->norm_streams(x, streams, w, eps);
   }
   void scaled_silu(Tensor x, float factor) override { inner_->scaled_silu(x, factor); }
+  Tensor block_conv(Tensor x, const BlockConv& w, int32_t place, Tensor own, int32_t block_rows) override {
+    return inner_->block_conv(x, w, place, own, block_rows);
+  }
   Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) override { return inner_->mix_streams(x, gate, streams); }
   void add_to_streams(Tensor x, Tensor y, Tensor inject) override { inner_->add_to_streams(x, y, inject); }
   Tensor gate_memory(Tensor key, Tensor query, Tensor value) override { return inner_->gate_memory(key, query, value); }

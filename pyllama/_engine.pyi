@@ -30,9 +30,18 @@ class KeyValue(NamedTuple):
     value: Any  # int, float, bool, str; for arrays list[str] or an ndarray
 
 def backend_info() -> dict[str, Any]:
-    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (why not), and of the
-    build: ``version``, ``build_number``
-    (commits), ``commit`` (both 0 and ``unknown`` outside git), ``compiler``.
+    """``isa`` (what ``auto`` takes), ``available``, ``devices`` that a model can run on, ``cuda`` (compiler of the CUDA
+    kernels, or why there are none), and of the build: ``version``, ``build_number`` (commits), ``commit`` (both 0 and
+    ``unknown`` outside git), ``compiler``.
+    """
+
+def cuda_status() -> dict[str, Any]:
+    """CUDA on this machine: ``kernels`` (as ``backend_info()["cuda"]``), ``driver`` (CUDA version, or one line on why
+    there is none), ``has_driver``, and ``devices``: dicts of ``device`` (``CUDA0``), ``name``, ``pci_bus_id``,
+    ``capability``, ``multiprocessors``, ``total_bytes``, ``free_bytes``, ``ecc``, ``peers`` (ordinals), ``problem``
+    (empty, or why it cannot be used).
+
+    Makes a context on each device for a moment. Never raises for a machine without.
     """
 
 def dequantize(type_name: str, data: Buffer, n_values: int) -> NDArray[np.float32]:

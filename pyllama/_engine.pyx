@@ -113,11 +113,38 @@ def backend_info():
         "isa": names[-1],
         "available": names,
         "devices": [name.decode() for name in native.available_devices()],
-        "cuda": "built without CUDA kernels",
+        "cuda": native.kernels_text().decode(),
         "version": native.version_text().decode(),
         "compiler": native.compiler_text().decode(),
         "build_number": native.build_number(),
         "commit": native.commit_text().decode(),
+    }
+
+
+def cuda_status():
+    cdef native.CudaStatus status
+    with nogil:
+        status = native.cuda_status()
+    devices = []
+    cdef size_t i
+    for i in range(status.devices.size()):
+        devices.append({
+            "device": status.devices[i].info.device_name().decode(),
+            "name": status.devices[i].info.name.decode(),
+            "pci_bus_id": status.devices[i].info.pci_bus_id.decode(),
+            "capability": status.devices[i].info.capability().decode(),
+            "multiprocessors": status.devices[i].info.multiprocessors,
+            "total_bytes": status.devices[i].info.total_bytes,
+            "free_bytes": status.devices[i].free_bytes,
+            "ecc": status.devices[i].info.has_ecc,
+            "peers": [int(peer) for peer in status.devices[i].info.peers],
+            "problem": status.devices[i].problem.decode(),
+        })
+    return {
+        "kernels": status.kernels.decode(),
+        "driver": status.driver.decode(),
+        "has_driver": status.has_driver,
+        "devices": devices,
     }
 
 

@@ -149,6 +149,30 @@ cdef extern from "parallel/placement.h" namespace "v100" nogil:
         const vector[string]& devices() const
     vector[string] available_devices()
 
+cdef extern from "cuda/device.h" namespace "v100::cuda" nogil:
+    cdef cppclass DeviceInfo:
+        string name
+        string pci_bus_id
+        int32_t multiprocessors
+        size_t total_bytes
+        bool has_ecc
+        vector[int32_t] peers
+        string device_name() const
+        string capability() const
+
+cdef extern from "cuda/status.h" namespace "v100::cuda" nogil:
+    string kernels_text()
+    cdef cppclass CudaStatusEntry "v100::cuda::Status::Entry":
+        DeviceInfo info
+        size_t free_bytes
+        string problem
+    cdef cppclass CudaStatus "v100::cuda::Status":
+        string kernels
+        string driver
+        bool has_driver
+        vector[CudaStatusEntry] devices
+    CudaStatus cuda_status "v100::cuda::status"()
+
 cdef extern from "parallel/collective.h" namespace "v100" nogil:
     cdef cppclass InjectedFault:
         int32_t rank

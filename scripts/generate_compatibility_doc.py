@@ -14,10 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from pyllama.options.document import GROUPS  # noqa: E402
 from pyllama.options.table import Option, gone_options, options_of  # noqa: E402
-from pyllama.server.app import ROUTES  # noqa: E402
 from pyllama.server.body_fields import GENERATION, BodyField  # noqa: E402
 from pyllama.server.endpoints import ENDPOINTS, Endpoint  # noqa: E402
-from pyllama.server.router.app import OWN_ROUTES  # noqa: E402
 
 PAGE = ROOT / "docs" / "compatibility.md"
 
@@ -89,9 +87,8 @@ _FIELD_HEAD = ("Field", "State", "What", "Why")
 
 
 def is_served(endpoint: Endpoint) -> bool:
-    """Whether the server, or for its own endpoints the router, has the endpoint's routes."""
-    table = OWN_ROUTES if endpoint.router else ROUTES
-    return {(method, path) for method, path, _ in table}.issuperset(endpoint.routes)
+    """Whether it does what it is for; else its row says why, and with which status it answers."""
+    return not endpoint.absent
 
 
 def option_state(option: Option) -> tuple[str, str]:
@@ -132,7 +129,7 @@ def _endpoint_row(endpoint: Endpoint) -> tuple[str, ...]:
     why = f"needs {endpoint.needs}" if endpoint.needs else ""
     state = "works"
     if not is_served(endpoint):
-        state, why = "refused", f"{endpoint.absent}; 404"
+        state, why = "refused", f"{endpoint.absent}; {endpoint.status}"
     return endpoint.method, _code(endpoint.paths), purpose, state, why
 
 

@@ -36,16 +36,16 @@ def answer_schema(body: dict[str, Any]) -> Any:
     return schema
 
 
-def is_constrained(body: dict[str, Any], defaults: GenerationParams, *, has_tools: bool) -> bool:
-    """Whether the answer keeps to a schema or a grammar from its first token on: then it has no thoughts and calls.
+def follows_grammar(body: dict[str, Any], defaults: GenerationParams, *, has_tools: bool) -> bool:
+    """Whether the answer keeps to the user's grammar from its first token on: then it has no thoughts and no calls.
 
-    Raises as `answer_schema`, and `InvalidRequest` for a grammar together with tools.
+    Raises `InvalidRequest` for a grammar together with tools.
     """
-    if answer_schema(body) is not None:
-        return True
     grammar = body.get("grammar")
     if grammar and has_tools:
         raise InvalidRequest("Cannot use custom grammar constraints with tools.")
+    if body.get("grammar_lazy") is True or answer_schema(body) is not None:
+        return False
     return bool(grammar) or (grammar is None and defaults.grammar_source is not None)
 
 

@@ -1,7 +1,6 @@
 """From a request of Anthropic's Messages API to a chat request. Pure.
 
-Texts, thoughts, tool calls and tool results of earlier turns are translated, and so are tools. Limits on thoughts do
-not exist yet and are refused by name.
+Texts, thoughts, tool calls and tool results of earlier turns are translated, and so are tools and limits on thoughts.
 """
 
 from __future__ import annotations
@@ -9,15 +8,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
+from pyllama.server.errors import InvalidRequest, ServerFault
 from pyllama.server.json_codec import type_name
-from pyllama.server.request_fields import read_flag, wrong_type
+from pyllama.server.request_fields import INT_MAX, out_of_range, read_flag, wrong_type
 
 DEFAULT_MAX_TOKENS = 4096
+DEFAULT_BUDGET = 10_000  # tokens of thoughts, where they are asked for without a number
 PASSED_ON = ("temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
 
 # A choice among tools -> the same in a chat request; others change nothing.
-TOOL_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 # A client's billing line has a field that changes with every request; a constant instead keeps the prefix reusable.
 BILLING_HEADER = "x-anthropic-billing-header:"
@@ -25,8 +25,7 @@ _BILLING_FIELD = re.compile(r"\bcch=[^;\s]*")
 
 
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:
-    """Raises `InvalidRequest`, `NotSupported`, or `ServerFault` where llama-server answers 500."""
-    _check_thinking(body)
+    """Raises `InvalidRequest`, or `ServerFault` where llama-server answers 500."""
     messages = body.get("messages")
     if messages is None:
         raise ServerFault("'messages' is required")
@@ -39,7 +38,7 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         chat_messages += _read_message(message, index)
     result: dict[str, Any] = {name: body[name] for name in PASSED_ON if body.get(name) is not None}
     result["messages"] = chat_messages
-    result |= _tools(body)
+    result |= _tools(body) | _thinking(body) | _output(body)
     max_tokens = body.get("max_tokens")
     result["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
     stop = body.get("stop_sequences")
@@ -65,8 +64,35 @@ def _tools(body: dict[str, Any]) -> dict[str, Any]:
         kind = choice.get("type")
         if isinstance(kind, str) and kind in TOOL_CHOICES:
             fields["tool_choice"] = TOOL_CHOICES[kind]
+        elif kind == "tool":
+            name = _string(choice, "name", "tool_choice")
+            fields["tool_choice"] = {"type": "function", "function": {"name": name}}
         if read_flag(choice.get("disable_parallel_tool_use"), "tool_choice.disable_parallel_tool_use", False):
             fields["parallel_tool_calls"] = False
+    return fields
+
+
+def _output(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a chat request that say which form the answer has and how hard to think about it."""
+    config = body.get("output_config")
+    if config is None:
+        return {}
+    if not isinstance(config, dict):
+        raise wrong_type("output_config", "object", config)
+    fields: dict[str, Any] = {}
+    if config.get("effort") is not None:
+        fields["reasoning_effort"] = _string(config, "effort", "output_config")
+    form = config.get("format")
+    if form is not None:
+        if not isinstance(form, dict):
+            raise wrong_type("output_config.format", "object", form)
+        if form.get("type") != "json_schema":
+            raise InvalidRequest(
+                f"Field 'output_config.format': the type is 'json_schema', not {_shown(form.get('type'))}"
+            )
+        if not isinstance(form.get("schema"), dict):
+            raise wrong_type("output_config.format.schema", "object", form.get("schema"))
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": form["schema"]}}
     return fields
 
 
@@ -81,26 +107,21 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _check_thinking(body: dict[str, Any]) -> None:
+def _thinking(body: dict[str, Any]) -> dict[str, Any]:
+    """The limit on thoughts as a field of a chat request; types other than `enabled` change nothing."""
     thinking = body.get("thinking")
-    if thinking is not None:
-        if not isinstance(thinking, dict):
-            raise wrong_type("thinking", "object", thinking)
-        if thinking.get("type") == "enabled":
-            _check_budget(thinking.get("budget_tokens"), body.get("max_tokens"))
-
-
-def _check_budget(budget: Any, max_tokens: Any) -> None:
-    """Only the limit of the whole answer ends thoughts, so a smaller one of their own cannot be kept."""
-    if budget is None:
-        return
+    if thinking is None:
+        return {}
+    if not isinstance(thinking, dict):
+        raise wrong_type("thinking", "object", thinking)
+    if thinking.get("type") != "enabled":
+        return {}
+    budget = thinking.get("budget_tokens", DEFAULT_BUDGET)
     if isinstance(budget, bool) or not isinstance(budget, int):
         raise wrong_type("thinking.budget_tokens", "integer", budget)
-    limit = max_tokens if isinstance(max_tokens, int) else DEFAULT_MAX_TOKENS
-    if budget < limit:
-        raise NotSupported(
-            "Field 'thinking.budget_tokens': a limit on thoughts below max_tokens is not supported yet; leave it out"
-        )
+    if not 0 <= budget <= INT_MAX:
+        raise out_of_range("thinking.budget_tokens", 0, INT_MAX, budget)
+    return {"thinking_budget_tokens": budget}
 
 
 def _system_text(system: Any) -> str:

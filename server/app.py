@@ -16,14 +16,18 @@ from starlette.routing import BaseRoute, Mount, Route
 from pyllama.server.api import (
     anthropic_messages,
     chat,
+    chat_control,
     completions,
+    cors_proxy,
     embeddings,
     infill,
     info,
     lora,
+    no_such_model,
     openai_responses,
     rerank,
     slots,
+    streams,
     tokens,
 )
 from pyllama.server.errors import NotFound
@@ -35,8 +39,10 @@ from pyllama.server.middleware import (
     ReadinessMiddleware,
 )
 from pyllama.server.responses import error_response
+from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
 from pyllama.server.static_pages import StaticPages
+from pyllama.server.vertex import vertex_routes
 
 STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
 
@@ -58,12 +64,16 @@ ROUTES = (
     ("POST", "/v1/chat/completions", chat.chat_completion),
     ("POST", "/chat/completions/input_tokens", chat.count_tokens),
     ("POST", "/v1/chat/completions/input_tokens", chat.count_tokens),
+    ("POST", "/v1/chat/completions/control", chat_control.control),
     ("POST", "/responses", openai_responses.create_response),
     ("POST", "/v1/responses", openai_responses.create_response),
     ("POST", "/responses/input_tokens", openai_responses.count_tokens),
     ("POST", "/v1/responses/input_tokens", openai_responses.count_tokens),
     ("POST", "/v1/messages", anthropic_messages.create_message),
     ("POST", "/v1/messages/count_tokens", anthropic_messages.count_tokens),
+    ("POST", "/audio/transcriptions", no_such_model.transcribe),
+    ("POST", "/v1/audio/transcriptions", no_such_model.transcribe),
+    ("POST", "/v1/systemone", no_such_model.decide),
     ("POST", "/infill", infill.infill),
     ("POST", "/embedding", embeddings.native_embeddings),
     ("POST", "/embeddings", embeddings.native_embeddings),
@@ -77,7 +87,19 @@ ROUTES = (
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", chat.apply_template),
+    ("GET", "/v1/stream", streams.read_stream),
+    ("DELETE", "/v1/stream", streams.stop_stream),
+    ("POST", "/v1/streams/lookup", streams.lookup_streams),
+    ("GET", "/cors-proxy", cors_proxy.cors_proxy),
+    ("POST", "/cors-proxy", cors_proxy.cors_proxy),
 )
+
+DISABLED_PATHS = ("/tools",)  # 403, as in a llama-server where they are off
+ROUTE_PATHS = frozenset({*DISABLED_PATHS, *(path for _, path, _ in ROUTES)})
+
+
+def disabled_routes(settings: ServerSettings) -> list[BaseRoute]:
+    return [Route(settings.api_prefix + path, cors_proxy.disabled, methods=["GET", "POST"]) for path in DISABLED_PATHS]
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -91,11 +113,13 @@ def create_app(state: ServerState) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state.event_loop = asyncio.get_running_loop()
         yield
+        state.streams.close()
         if state.is_ready:
             await asyncio.to_thread(state.loaded.engine_loop.stop, STOP_SECONDS)
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in ROUTES]
+    routes += [*disabled_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, StaticPages(settings.static_path)))
     app = Starlette(
@@ -103,7 +127,7 @@ def create_app(state: ServerState) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
             Middleware(ReadinessMiddleware, state=state),
-            Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+            Middleware(ApiKeyMiddleware, settings=settings),
             Middleware(BodyLimitMiddleware),
             Middleware(ErrorMiddleware),
         ],

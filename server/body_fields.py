@@ -83,18 +83,14 @@ _MORE = (
     ),
     _B("stream_options", OBJECT, "`include_usage`: a last chunk with the usage (chats)"),
     _B("reasoning_format", _one_of("none", "auto"), "thoughts stay in the content"),
-    _B("grammar_lazy", BOOL, "the grammar begins at a trigger"),
     _B("grammar_triggers", OBJECTS, "what such a grammar begins at"),
     _B("preserved_tokens", {"type": "array"}, "control tokens that are shown as text"),
     _B("lora", _objects(("id",), id=INT, scale={"type": "number"}), "scales of adapters; those not listed get 0"),
     _B("chat_format", {"type": ["integer", "string"]}, "how the answer is read"),
     _B("chat_parser", TEXT, "how the answer is read"),
-    _B("generation_prompt", TEXT, "what the answer begins with"),
+    _B("generation_prompt", TEXT, "the beginning of the answer in the prompt; a thinking block may be open in it"),
     _B("parse_tool_calls", BOOL, "tell calls apart from the content"),
     _B("echo", BOOL, "the given text is part of the answer"),
-    _B("reasoning_budget_tokens", INT, "tokens of thoughts; -1: no limit", aliases=("thinking_budget_tokens",)),
-    _B("reasoning_control", BOOL, "thoughts may be ended while they run"),
-    _B("reasoning_budget_message", TEXT, "what the model is told when thoughts end"),
     _B("reasoning_budget_start_tag", TEXT, "what opens thoughts"),
     _B("reasoning_budget_end_tags", TEXTS, "what closes thoughts", aliases=("reasoning_budget_end_tag",)),
 )
@@ -220,12 +216,6 @@ _PROMPT_OF_CHAT = (
     _B("chat_template_kwargs", OBJECT, "variables of the template"),
     _B("reasoning_effort", TEXT, "`none`: no thoughts; else a variable of the template"),
     _B("reasoning_format", _one_of(*REASONING_FORMATS), "where thoughts are shown"),
-    _B(
-        "reasoning_budget_tokens",
-        {"type": "integer", "minimum": -1},
-        "tokens of thoughts; 0: none, -1: as the server says",
-        aliases=("thinking_budget_tokens",),
-    ),
     _B("add_generation_prompt", BOOL, "end the prompt with the beginning of an answer"),
     _B("continue_final_message", {"anyOf": [BOOL, TEXT]}, "go on with the last message of the assistant"),
     _B("echo", BOOL, "the text that is continued is part of the answer"),
@@ -248,7 +238,12 @@ CHAT = _rows(
         *_OPENAI_NOTES,
     ),
 )
-APPLY_TEMPLATE = _PROMPT_OF_CHAT
+APPLY_TEMPLATE = (*_PROMPT_OF_CHAT, *(field for field in GENERATION if field.name == "grammar_lazy"))
+CHAT_CONTROL = (
+    _B("id", {"type": "string", "minLength": 1}, "of the chat that is being answered", required=True),
+    _B("action", _one_of("reasoning_end"), "what shall happen", required=True),
+    MODEL,
+)
 
 _RESPONSE_ITEM: Schema = {
     "anyOf": [
@@ -278,12 +273,13 @@ RESPONSES = _rows(
         _B("reasoning", OBJECT, "`effort`: as reasoning_effort in chats"),
         _B("text", OBJECT, "`format`: the form of the answer, as response_format in chats"),
         _B("tools", _objects(("type", "name"), type=_one_of("function"), name=TEXT, parameters=OBJECT), "functions"),
-        _B("include", TEXTS, "more in the answer; log-probabilities are refused, the rest has no effect"),
+        _B("include", TEXTS, "`message.output_text.logprobs`: log-probabilities; the rest has no effect"),
     ),
-    [field for field in _rows(GENERATION, _PROMPT_OF_CHAT[2:]) if field.name not in ("n_cmpl", "n_probs")],
+    [field for field in _rows(GENERATION, _PROMPT_OF_CHAT[2:]) if field.name != "n_cmpl"],
     (
         _B("n_cmpl", {"const": 1}, "a response has one choice", ("n",), refused="a response has one choice"),
-        _B("top_logprobs", INT, "log-probabilities", ("logprobs", "n_probs"), refused="not built yet; chats have them"),
+        _B("logprobs", BOOL, "log-probabilities of the message's tokens"),
+        _B("top_logprobs", {"type": "integer", "minimum": 0, "maximum": INT_MAX}, "them and of so many alternatives"),
         _B("previous_response_id", TEXT, "go on from a stored response", refused=_NOT_STORED),
         _B("conversation", {}, "a stored conversation", refused=_NOT_STORED),
         _B("prompt", {}, "a stored prompt", refused=_NOT_STORED),
@@ -308,13 +304,15 @@ MESSAGES = (
     _B("max_tokens", {"type": "integer", "minimum": -1, "maximum": INT_MAX}, "token budget; 4096 by default"),
     _B("stop_sequences", TEXTS, "texts that end the generation"),
     _B("tools", _objects(("name",), name={"type": "string", "minLength": 1}, input_schema=OBJECT), "functions"),
-    _B("tool_choice", OBJECT, "`type`: whether it must call; `disable_parallel_tool_use`"),
+    _B("tool_choice", OBJECT, "`type`: whether it must call, `name`: which; `disable_parallel_tool_use`"),
     _B("temperature", {"type": "number"}, "0: greedy"),
     _B("top_p", {"type": "number"}, "1: off"),
     _B("top_k", INT, "0: off"),
     _B("stream", BOOL, "answer with server-sent events"),
     _B("chat_template_kwargs", OBJECT, "variables of the template"),
     _B("thinking", OBJECT, "`budget_tokens`: tokens of thoughts"),
+    _B("output_config", OBJECT, "`format`: a JSON schema of the answer; `effort`: as reasoning_effort in chats"),
+    _B("cache_control", OBJECT, "what to keep", no_effect="the longest known beginning is always reused"),
     _B("metadata", OBJECT, "notes of the client", no_effect="nothing is stored"),
     _B("service_tier", TEXT, "how soon", no_effect="there is one queue"),
     MODEL,
@@ -357,4 +355,5 @@ TOKENIZE = (
 )
 DETOKENIZE = (_B("tokens", TOKENS, "token ids"), MODEL)
 SLOT_FILE = (_B("filename", TEXT, "a plain name in the folder; not for erase"), MODEL)
+LOOKUP = (_B("conversation_ids", TEXTS, "whose streams are meant, those called `ID::...` included"),)
 ROUTER_MODEL = (_B("model", TEXT, "`USER/MODEL:QUANT`, or the name that `/models` shows", required=True),)

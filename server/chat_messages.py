@@ -55,11 +55,9 @@ def _read_message(message: Any, index: int) -> dict[str, Any]:
     elif "content" not in message:
         raise InvalidRequest("All non-assistant messages must contain 'content'")
 
-    result = {
-        name: message[name]
-        for name in KEPT_FIELDS
-        if message.get(name) is not None or (name == "content" and name in message)
-    }
+    # Templates join the content with other text: it is always there, and empty where there is none.
+    result = {"content": ""}
+    result.update((name, message[name]) for name in KEPT_FIELDS if message.get(name) is not None)
     content = message.get("content")
     if content is not None and not isinstance(content, (str, list)):
         raise InvalidRequest("Expected 'content' to be a string or an array")
@@ -116,7 +114,7 @@ def split_prefill(body: dict[str, Any], messages: list[dict[str, Any]], *, prefi
         raise InvalidRequest("Cannot set both add_generation_prompt and continue_final_message to true.")
     ends_with_assistant = bool(messages) and messages[-1]["role"] == "assistant"
     if not continues:
-        if not (prefill_enabled and ends_with_assistant and body.get("add_generation_prompt") is not False):
+        if not (prefill_enabled and ends_with_assistant):
             return Conversation(messages)
     elif not ends_with_assistant:
         raise InvalidRequest("continue_final_message needs an assistant message at the end of the list.")

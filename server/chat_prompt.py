@@ -1,4 +1,4 @@
-"""From the body of a chat request to the text of its prompt, and how the answer to it is to be read."""
+"""From the body of a chat request to the text of its prompt, and how the answer to it is steered and read."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from typing import Any
 
 from pyllama.chat.answer import AnswerShape
 from pyllama.chat.reasoning_split import PromptEnd, ReasoningTags, prompt_end, tags_of_template
-from pyllama.chat.tool_calls import ToolSet, ToolStyle, style_of_template
-from pyllama.server.answer_format import is_constrained
+from pyllama.chat.thinking import thinking_rules
+from pyllama.chat.tool_sets import ToolSet, ToolStyle, style_of_template, tool_schemas
+from pyllama.grammar.guide import ThinkingRules
+from pyllama.server.answer_format import answer_schema, follows_grammar
 from pyllama.server.chat_messages import Conversation, read_messages, split_prefill
-from pyllama.server.chat_tools import parameter_schemas, read_tools
+from pyllama.server.chat_tools import AskedTools, read_tools
 from pyllama.server.errors import InvalidRequest, NotSupported
 from pyllama.server.json_codec import type_name
-from pyllama.server.request_fields import present, read_flag, read_reasoning_format, wrong_type
+from pyllama.server.request_fields import read_flag, read_reasoning_format, wrong_type
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """`markers`: texts that the reader of the answer looks for, so that they must not be hidden as control tokens."""
+    """`markers`: texts that the reader of the answer looks for, so that they must not be hidden as control tokens.
+
+    tools: that calls keep to. thinking: the block that the answer may begin with, None where it cannot.
+    generation_prompt: what of the answer the prompt holds.
+    """
 
     text: str
     shape: AnswerShape
     reasoning_format: str
     markers: tuple[str, ...] = ()
+    tools: ToolSet | None = None
+    thinking: ThinkingRules | None = None
+    generation_prompt: str = ""
 
 
 def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[str, Any]:
@@ -59,9 +68,10 @@ def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[s
 
 def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     """Messages -> prompt. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
-    settings = state.settings
-    tools = read_tools(body)
-    constrained = is_constrained(body, state.loaded.defaults, has_tools=bool(tools))
+    settings, loaded = state.settings, state.loaded
+    asked = read_tools(body)
+    grammar_rules = follows_grammar(body, loaded.defaults, has_tools=bool(asked.shown))
+    has_schema = answer_schema(body) is not None
     messages = read_messages(body)
     conversation = split_prefill(body, messages, prefill_enabled=settings.prefill_assistant)
     continues = conversation.prefill is not None
@@ -69,25 +79,29 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     echo = read_flag(body.get("echo"), "echo", False)
     given_format = body.get("reasoning_format")
     reasoning_format = settings.reasoning_format if given_format is None else read_reasoning_format(given_format)
-    text = state.loaded.render_chat(
+    variables = template_variables(body, settings)
+    text = loaded.render_chat(
         conversation.messages,
-        tools=tools,
+        tools=asked.shown,
         add_generation_prompt=add_generation_prompt,
-        variables=template_variables(body, settings),
+        variables=variables,
     )
-    tags = tags_of_template(state.loaded.template_for(tools).source)
+    source = loaded.template_for(asked.shown).source
+    tags = tags_of_template(source)
     given = ""
     if continues:
         text, given = continued(text, conversation, tags)
-    # An answer that keeps to a schema has no thoughts: a thinking block that the template opens is closed again.
-    must_close = constrained and tags is not None and prompt_end(text, tags) is PromptEnd.OPEN
-    if tags is not None and add_generation_prompt and (must_close or _budget(body, settings) == 0):
-        text, given = without_thoughts(text, given, conversation, tags, settings.reasoning_budget_message)
+    elif tags is not None and add_generation_prompt and variables.get("enable_thinking") is False:
+        text = switched_off(text, tags, source)
+    # A user's grammar begins with the first token: a thinking block that the template opens is closed again.
+    if grammar_rules and tags is not None and add_generation_prompt and prompt_end(text, tags) is PromptEnd.OPEN:
+        text, given = without_thoughts(text, given, conversation, tags)
 
     parses_calls = read_flag(body.get("parse_tool_calls"), "parse_tool_calls", True) and settings.parses_chat
-    tool_set = tool_set_of(tools, body, state) if tools and parses_calls and not constrained else None
-    splits = tags is not None and reasoning_format != "none" and settings.parses_chat and not constrained
-    if tool_set is not None and splits and reasoning_format == "deepseek-legacy":
+    tools = tool_set_of(asked, state) if asked.shown and not has_schema and not grammar_rules else None
+    read_calls = tools if parses_calls else None
+    splits = tags is not None and reasoning_format != "none" and settings.parses_chat and not grammar_rules
+    if read_calls is not None and splits and reasoning_format == "deepseek-legacy":
         raise NotSupported("Field 'reasoning_format': 'deepseek-legacy' together with tools is not supported yet")
     shape = AnswerShape(
         tags=tags if splits else None,
@@ -95,27 +109,32 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
         given=given,
         echo=echo,
         thoughts_inline=reasoning_format == "deepseek-legacy",
-        tools=tool_set,
+        tools=read_calls,
     )
     markers: tuple[str, ...] = () if tags is None or not splits else (tags.start, tags.end)
-    if tool_set is not None:
-        markers += tool_set.markers
-    return ChatPrompt(text + given, shape, reasoning_format, markers)
+    if tools is not None:
+        markers += tools.markers
+    may_think = variables.get("enable_thinking") is not False
+    thinking = None if tags is None else thinking_rules(text, given, tags, may_open=may_think)
+    return ChatPrompt(text + given, shape, reasoning_format, markers, tools, thinking, given)
 
 
-def tool_set_of(tools: list[dict[str, Any]], body: dict[str, Any], state: ServerState) -> ToolSet:
-    """How calls of these tools are to be read. Raises `NotSupported` for a family whose way of writing is not known."""
-    style = ToolStyle.TAGGED  # what templates without a place for tools are told to write
-    template = state.loaded.template_for(tools)
-    if template.capabilities()["supports_tools"]:
+def tool_set_of(asked: AskedTools, state: ServerState) -> ToolSet:
+    """How calls of these tools are written. Raises `NotSupported` for a family whose way of writing is not known."""
+    style = ToolStyle.HERMES  # what templates without a place for tools are told to write
+    template = state.loaded.template_for(asked.shown)
+    capabilities = template.capabilities()
+    parallel = asked.parallel
+    if capabilities["supports_tools"]:
         known = style_of_template(template.source)
         if known is None:
             raise NotSupported(
                 "Field 'tools': the way in which this chat template has calls written is not supported yet"
             )
         style = known
-    parallel = read_flag(body.get("parallel_tool_calls"), "parallel_tool_calls", True)
-    return ToolSet(style, parameter_schemas(tools), parallel)
+        if parallel is None:
+            parallel = capabilities["supports_parallel_tool_calls"]
+    return ToolSet(style, tool_schemas(asked.usable), parallel is not False, asked.required)
 
 
 def continued(text: str, conversation: Conversation, tags: ReasoningTags | None) -> tuple[str, str]:
@@ -146,23 +165,19 @@ def continued(text: str, conversation: Conversation, tags: ReasoningTags | None)
     return text, content
 
 
-def without_thoughts(
-    text: str, given: str, conversation: Conversation, tags: ReasoningTags, message: str
-) -> tuple[str, str]:
-    """The prompt with its thinking block closed (a budget of 0), after `message`."""
-    closing = f"{message}\n{tags.end}\n\n"
-    if conversation.in_thoughts:
-        return text, f"{given}{closing}"
-    if given or prompt_end(text, tags) is PromptEnd.CLOSED:
-        return text, given
-    if prompt_end(text, tags) is PromptEnd.PLAIN:
-        text += f"{tags.start}\n"
+def switched_off(text: str, tags: ReasoningTags, source: str) -> str:
+    """The prompt with thinking off. Where the template `source` has not seen to it the block is closed, or an empty one
+    is written."""
+    end = prompt_end(text, tags)
+    if end is PromptEnd.OPEN:
+        return text + tags.end
+    writes_blocks = tags.start in source and "enable_thinking" not in source
+    return text + tags.start + tags.end if end is PromptEnd.PLAIN and writes_blocks else text
+
+
+def without_thoughts(text: str, given: str, conversation: Conversation, tags: ReasoningTags) -> tuple[str, str]:
+    """The prompt with the thinking block that it opens closed."""
+    closing = f"\n{tags.end}\n\n"
+    if conversation.in_thoughts or given:
+        return text, f"{given}{closing}" if conversation.in_thoughts else given
     return text + closing, given
-
-
-def _budget(body: dict[str, Any], settings: ServerSettings) -> int:
-    """Tokens of thoughts, as far as it is known here whether they are 0; -1 in a request is the server's value."""
-    found = present(body, ("reasoning_budget_tokens", "thinking_budget_tokens"))
-    if found is None or found[1] == -1 or isinstance(found[1], bool):
-        return settings.reasoning_budget
-    return 0 if found[1] == 0 else -1

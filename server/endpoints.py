@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pyllama.server.body_fields import (
     APPLY_TEMPLATE,
     CHAT,
+    CHAT_CONTROL,
     COMPLETION,
     DETOKENIZE,
     INFILL,
+    LOOKUP,
     MESSAGES,
     NATIVE_EMBEDDINGS,
     OPENAI_COMPLETION,
@@ -33,6 +35,7 @@ class Endpoint:
 
     fields: of a body that is a JSON object. body: what the body is where it is no object. query: parameters of the URL
     with what they do. router: only there, and answered by the router itself. absent: why it is not served.
+    status: what it answers then.
     """
 
     method: str
@@ -44,6 +47,7 @@ class Endpoint:
     query: tuple[tuple[str, str], ...] = ()
     router: bool = False
     absent: str = ""
+    status: int = 404
 
     @property
     def routes(self) -> tuple[tuple[str, str], ...]:
@@ -51,7 +55,8 @@ class Endpoint:
 
 
 _E = Endpoint
-_NO_STREAM_STORE = "streams are not kept for clients that come back"
+_CONVERSATION = ("conv_id", "the conversation, as `X-Conversation-Id` of the request had it")
+_PROXIED = ("url", "what to fetch")
 _NO_SERVER_TOOLS = "tools that run on the server are not built"
 
 ENDPOINTS: tuple[Endpoint, ...] = (
@@ -88,7 +93,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "POST",
         ("/v1/chat/completions/control",),
         "end the thoughts of a running chat",
-        absent="running thoughts cannot be ended yet",
+        fields=CHAT_CONTROL,
     ),
     _E("POST", ("/v1/responses", "/responses"), "OpenAI Responses", fields=RESPONSES),
     _E(
@@ -104,6 +109,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         ("/v1/audio/transcriptions", "/audio/transcriptions"),
         "OpenAI transcription",
         absent="audio input is not built",
+        status=501,
     ),
     _E("POST", ("/infill",), "completion between a prefix and a suffix", fields=INFILL),
     _E(
@@ -121,19 +127,19 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         needs="`--reranking`",
         fields=RERANK,
     ),
-    _E("POST", ("/v1/systemone",), "decision models", absent="no decision model can be loaded"),
+    _E("POST", ("/v1/systemone",), "decision models", absent="no decision model can be loaded", status=501),
     _E("POST", ("/tokenize",), "text to token ids", fields=TOKENIZE),
     _E("POST", ("/detokenize",), "token ids to text", fields=DETOKENIZE),
     _E("POST", ("/apply-template",), "the prompt of a chat as text", fields=APPLY_TEMPLATE),
     _E("GET", ("/lora-adapters",), "LoRA adapters and their scales"),
     _E("POST", ("/lora-adapters",), "set their scales", body="an array of `{id, scale}`"),
-    _E("GET", ("/v1/stream",), "read a stream again", absent=_NO_STREAM_STORE),
-    _E("DELETE", ("/v1/stream",), "stop a stream", absent=_NO_STREAM_STORE),
-    _E("POST", ("/v1/streams/lookup",), "state of known streams", absent=_NO_STREAM_STORE),
-    _E("GET", ("/tools",), "tools that run on the server", absent=_NO_SERVER_TOOLS),
-    _E("POST", ("/tools",), "run such a tool", absent=_NO_SERVER_TOOLS),
-    _E("GET", ("/cors-proxy",), "proxy of the web interface", absent=_NO_SERVER_TOOLS),
-    _E("POST", ("/cors-proxy",), "proxy of the web interface", absent=_NO_SERVER_TOOLS),
+    _E("GET", ("/v1/stream",), "read a kept stream again", query=(_CONVERSATION, ("from", "the first byte to send"))),
+    _E("DELETE", ("/v1/stream",), "stop a kept stream", query=(_CONVERSATION,)),
+    _E("POST", ("/v1/streams/lookup",), "state of kept streams", fields=LOOKUP),
+    _E("GET", ("/tools",), "tools that run on the server", absent=_NO_SERVER_TOOLS, status=403),
+    _E("POST", ("/tools",), "run such a tool", absent=_NO_SERVER_TOOLS, status=403),
+    _E("GET", ("/cors-proxy",), "fetch a URL for a web page", needs="`--ui-mcp-proxy`", query=(_PROXIED,)),
+    _E("POST", ("/cors-proxy",), "the same with a body", needs="`--ui-mcp-proxy`", body="anything", query=(_PROXIED,)),
     _E("POST", ("/models",), "download a model", router=True, fields=ROUTER_MODEL),
     _E("DELETE", ("/models",), "delete a downloaded model", router=True, query=(("model", "its name"),)),
     _E("POST", ("/models/load",), "load a model", router=True, fields=ROUTER_MODEL),

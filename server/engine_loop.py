@@ -18,7 +18,7 @@ from typing import Any
 from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
 from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
 from pyllama.grammar import ConstraintFailed
-from pyllama.server import scheduler
+from pyllama.server import scheduler, slot_log
 from pyllama.server.embedding_tasks import EmbeddingQueue, EmbeddingRequest
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
@@ -89,6 +89,10 @@ class EngineLoop:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
         self.memory = SlotMemory(engine, self.slots, settings.checkpoints, can_cut=settings.can_cut)
         self.totals = Totals()
+        self._reports = slot_log.GenerationReports(settings.n_slots)
+        self.on_sleep: Callable[[bool], None] = lambda is_sleeping: (
+            None
+        )  # called when it falls asleep and when it wakes
         self._engine = engine
         self._embeddings = embeddings
         self._settings = settings
@@ -233,6 +237,7 @@ class EngineLoop:
 
     def _use(self, engine: Any) -> None:
         self._engine = engine
+        self.on_sleep(engine is None)
         self.memory.use(engine)
         if self._embeddings is not None:
             self._embeddings.use(engine)
@@ -301,7 +306,7 @@ class EngineLoop:
             self._waiting = [group for group in self._waiting if group[0].request is not request]
             for slot in self.slots:
                 if slot.generation is not None and slot.generation.request is request:
-                    log.info("slot %2d | request %d | cancelled, n_tokens = %d", slot.id, request.id, len(slot.tokens))
+                    slot_log.stopped(slot, slot.generation, why=", cancelled")
                     self._release(slot)
 
     def _run_slot_actions(self) -> None:
@@ -329,16 +334,13 @@ class EngineLoop:
         def choose(index: int, free: Collection[int]) -> int:
             prompt = self._waiting[index][0].tokens
             slot, share = choose_slot([self.slots[i] for i in free], prompt, self._settings.similarity)
-            if share is not None:
-                log.info("slot %2d | selected slot by LCP similarity, f_sim_best = %.3f", slot.id, share)
-            else:
-                log.info("slot %2d | selected slot by LRU, t_last = %d", slot.id, slot.last_used)
+            slot_log.selected(slot, share)
             return slot.id
 
         admitted = scheduler.admit(waiting, idle, choose)
         for index, slot_ids in admitted:
             if waiting[index].id_slot >= 0:
-                log.info("slot %2d | selected slot by id (%d)", slot_ids[0], waiting[index].id_slot)
+                slot_log.selected_by_id(slot_ids[0], waiting[index].id_slot)
             for generation, slot_id in zip(self._waiting[index], slot_ids, strict=True):
                 self._place(generation, self.slots[slot_id])
         gone = {index for index, _ in admitted}
@@ -358,12 +360,7 @@ class EngineLoop:
         else:
             generation.reuse = self._reuse_prefix(generation, slot)
         generation.start(self._clock(), len(slot.tokens))
-        log.info(
-            "slot %2d | task %d | processing task, is_child = %d",
-            slot.id,
-            generation.age,
-            int(generation.parent is not None),
-        )
+        slot_log.launched(generation)
         self._events.append(Started(generation))
         self._report_progress(generation, len(slot.tokens))
 
@@ -631,6 +628,7 @@ class EngineLoop:
     def _take(self, generation: Generation, output: Any, now: float) -> bool:
         """One drawn token; True when it ends the generation."""
         self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
+        self._reports.on_token(generation, now)
         return generation.is_done
 
     def _count_step(self, plan: list[Chunk], n_passes: int, seconds: float) -> None:
@@ -649,6 +647,7 @@ class EngineLoop:
         totals.prompt_seconds += seconds * (n_rows - n_generation_rows) / n_rows
 
     def _report_progress(self, generation: Generation, n_tokens: int) -> None:
+        slot_log.prompt_progress(generation, n_tokens)
         params = generation.params
         if params.return_progress and params.stream:
             timings = generation.timings() if params.timings_per_token else None
@@ -677,29 +676,7 @@ class EngineLoop:
         totals.predicted_tokens += generation.n_decoded
         totals.predicted_steps += generation.n_decoded - 1
         totals.n_tokens_max = max(totals.n_tokens_max, len(generation.tokens))
-        if log.isEnabledFor(logging.INFO):
-            log.info(
-                "slot %2d | task %d | "
-                "prompt eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second); "
-                "eval time = %.2f ms / %d tokens (%.2f ms per token, %.2f tokens per second)",
-                slot.id,
-                generation.age,
-                timings["prompt_ms"],
-                timings["prompt_n"],
-                timings["prompt_per_token_ms"],
-                timings["prompt_per_second"],
-                timings["predicted_ms"],
-                timings["predicted_n"],
-                timings["predicted_per_token_ms"],
-                timings["predicted_per_second"],
-            )
-            log.info(
-                "slot %2d | task %d | stop processing: n_tokens = %d, truncated = %d",
-                slot.id,
-                generation.age,
-                len(slot.tokens),
-                generation.truncated,
-            )
+        slot_log.finished(slot, generation, timings)
         self._events.append(Finished(generation))
         self._release(slot)
 
@@ -712,6 +689,8 @@ class EngineLoop:
             self.memory.clear(slot)
         elif generation.shifted_at is not None and generation.shifted_at < len(slot.tokens):
             self.memory.cut(slot, generation.shifted_at)
+        if self.n_busy == 0:
+            slot_log.all_idle()
 
     # ---- when things go wrong
 

@@ -49,6 +49,13 @@ class Unauthorized(RequestError):
         super().__init__("Invalid API Key")
 
 
+class FeatureDisabled(RequestError):
+    """An experimental route that is off, or not for whoever asks."""
+
+    def __init__(self, message: str = "this feature is disabled") -> None:
+        super().__init__(message)
+
+
 class NotFound(RequestError):
     def __init__(self) -> None:
         super().__init__("File Not Found")
@@ -83,6 +90,7 @@ ERRORS: tuple[tuple[type[BaseException], int, str], ...] = (
     (InvalidRequest, 400, "invalid_request_error"),
     (ExceedsContext, 400, "exceed_context_size_error"),
     (Unauthorized, 401, "authentication_error"),
+    (FeatureDisabled, 403, "feature_disabled"),
     (NotFound, 404, "not_found_error"),
     (RequestTimeout, 408, "invalid_request_error"),
     (TooLarge, 413, "invalid_request_error"),
@@ -118,6 +126,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
     """The JSON body; its `code` is the HTTP status."""
     status, type_name = error_status(error)
     message = str(error) or type(error).__name__
+    if isinstance(error, FeatureDisabled):
+        return {"error": {"message": message, "type": type_name}}
     if isinstance(error, MESSAGE_FIRST):
         return {"error": {"message": message, "type": type_name, "code": status}}
     body: dict[str, Any] = {"code": status, "message": message, "type": type_name}

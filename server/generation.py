@@ -9,7 +9,7 @@ from pyllama.server.generation_params import GenerationParams
 from pyllama.text_stream import TextStream
 
 if TYPE_CHECKING:
-    from pyllama.grammar import Constraint
+    from pyllama.grammar.guide import Guide
     from pyllama.server.embedding_tasks import EmbeddingTask
     from pyllama.server.requests import ActiveRequest
     from pyllama.server.vocabulary import Vocabulary
@@ -163,7 +163,7 @@ class Generation:
         n_predict_limit: int,
         parent: Generation | None = None,
         shifts_context: bool = False,
-        constraint: Constraint | None = None,
+        constraint: Guide | None = None,
     ) -> None:
         self.request = request
         self.index = index
@@ -172,7 +172,7 @@ class Generation:
         self.children: list[Generation] = []
         self.params = params
         self.sampler = sampler
-        self.constraint = constraint  # what the answer keeps to; None: anything
+        self.constraint = constraint  # which tokens may be drawn; None: any
         self.n_ctx = n_ctx
         self.tokens = prompt if parent is None else list(prompt)
         self.n_prompt = len(prompt)

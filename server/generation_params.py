@@ -6,7 +6,10 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyllama.chat.tool_sets import ToolSet
 from pyllama.grammar import GrammarSource
+from pyllama.grammar.guide import BudgetRules, ThinkingRules
+from pyllama.grammar.triggers import Trigger
 from pyllama.server.sampling_params import SamplingParams
 
 
@@ -36,19 +39,42 @@ class GenerationParams:
     post_sampling_probs: bool = False
     grammar: str = ""
     json_schema: str = ""  # JSON text
+    grammar_lazy: bool = False
+    grammar_triggers: tuple[Trigger, ...] = ()  # of a lazy grammar
+    reasoning_budget_tokens: int = -1
+    reasoning_budget_message: str = ""
+    reasoning_control: bool = False
     backend_sampling: bool = False
     stop: tuple[str, ...] = ()
     reasoning_format: str = "none"
     preserved_tokens: frozenset[int] = frozenset()  # control tokens that are part of the text all the same
     echo: bool = False
     scores_prompt: bool = False  # log-probabilities of the prompt tokens as well
+    tools: ToolSet | None = None  # that calls in the answer keep to
+    thinking: ThinkingRules | None = None  # the block that a schema, calls and lazy grammars wait for
+    budget: BudgetRules | None = None
+    chat_format: str = "Content-only"
+    generation_prompt: str = ""
 
     @property
     def grammar_source(self) -> GrammarSource | None:
-        """What the answer must keep to."""
+        """What the answer must keep to; tools are another matter."""
         if self.grammar:
             return GrammarSource("gbnf", self.grammar)
         return GrammarSource("json_schema", self.json_schema) if self.json_schema else None
+
+    @property
+    def steers(self) -> bool:
+        """Something besides the sampler says which tokens may be drawn."""
+        return (
+            self.tools is not None or self.grammar_source is not None or (self.budget is not None and self.budget.acts)
+        )
+
+    def budget_rules(self, start: str, ends: tuple[str, ...], *, prompt: str) -> BudgetRules:
+        """The limit on thoughts between these tags."""
+        return BudgetRules(
+            start, ends, self.reasoning_budget_tokens, self.reasoning_budget_message, self.reasoning_control, prompt
+        )
 
 
 def single_precision(value: float) -> float:
@@ -101,13 +127,13 @@ def settings_json(params: GenerationParams, *, full: bool = True) -> dict[str, A
         "n_probs": params.n_probs,
         "min_keep": s.min_keep,
         "grammar": params.grammar,
-        "grammar_lazy": False,
-        "grammar_triggers": [],
+        "grammar_lazy": params.grammar_lazy,
+        "grammar_triggers": [trigger.json() for trigger in params.grammar_triggers],
         "preserved_tokens": sorted(params.preserved_tokens),
-        "chat_format": "Content-only",
+        "chat_format": params.chat_format,
         "reasoning_format": params.reasoning_format,
         "reasoning_in_content": False,
-        "generation_prompt": "",
+        "generation_prompt": params.generation_prompt,
         "samplers": list(s.samplers),
         "speculative.types": "none",
         "timings_per_token": params.timings_per_token,

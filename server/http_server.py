@@ -78,6 +78,11 @@ def warn_of_open_doors(settings: ServerSettings) -> None:
         log.warning(
             "no API key is set and any web page may read the answers of this server; see --api-key and --cors-origins"
         )
+    if settings.has_cors_proxy:
+        log.warning(
+            "experimental: /cors-proxy sends requests of clients on from this host, for web pages of these origins: %s",
+            settings.cors_origins,
+        )
 
 
 def announce(settings: ServerSettings, listeners: list[Listener]) -> None:

@@ -250,7 +250,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         "initializing, n_slots = %d, n_ctx_slot = %d, kv_unified = '%s'",
         settings.n_slots,
         n_ctx_slot,
-        settings.kv_unified,
+        "true" if settings.kv_unified else "false",
     )
     shifts_context = settings.context_shift and engine.can_shift
     if settings.context_shift and not shifts_context:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from pyllama.download.model_options import ChosenModel, choose_model
 from pyllama.errors import PyllamaError
-from pyllama.options.version import build_label
+from pyllama.options.version import build_label, cuda_kernels
 from pyllama.server.api.info import models_json
-from pyllama.server.app import create_app
+from pyllama.server.app import ROUTE_PATHS, create_app
 from pyllama.server.http_server import HttpServer, announce, run_loop, warn_of_open_doors
 from pyllama.server.listeners import BindError, Listener, open_listeners
 from pyllama.server.loaded_model import LoadedModel, load_model
@@ -24,6 +24,7 @@ from pyllama.server.log_setup import configure_logging
 from pyllama.server.router.child import Parent
 from pyllama.server.settings import ServerSettings, SettingsError, settings_from_options
 from pyllama.server.state import ServerState
+from pyllama.server.vertex import with_vertex
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.given(option):
                 log.warning("--%s has no effect: a model is given", option.replace("_", "-"))
         chosen = choose_model(options, os.environ, log.warning)
-        settings = settings_from_options(options, chosen.path)
+        settings = with_vertex(settings_from_options(options, chosen.path), os.environ, ROUTE_PATHS)
     except (OSError, PyllamaError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -82,6 +83,7 @@ def serve(settings: ServerSettings, chosen: ChosenModel, parent: Parent) -> int:
         log.error("%s", error)
         return 1
     warn_of_open_doors(settings)
+    log.info("models run on the CPU; CUDA kernels: %s", cuda_kernels())
     parent.obey()
     parent.tell("downloading" if chosen.jobs else "loading", port=listeners[0].port)
     state = ServerState(settings, build_info=build_label())
@@ -119,6 +121,7 @@ async def _serve(
     end_engine = threading.Thread(target=loaded.engine_loop.stop, daemon=True)
     http.end_on_signals(asyncio.get_running_loop(), end_engine.start)
     state.set_loaded(loaded)
+    loaded.engine_loop.on_sleep = lambda is_sleeping: parent.tell("sleeping" if is_sleeping else "loaded")
     parent.tell("loaded", model=models_json(state, int(time.time()))["data"][0])
     log.info("model loaded")
     announce(settings, listeners)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from urllib.parse import urlsplit
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyllama.errors import PyllamaError
 from pyllama.server.connection import IS_LAST_REQUEST, KEEP_ALIVE_SECONDS, MAX_REQUESTS
 from pyllama.server.errors import RequestError, TooLarge, Unauthorized, Unavailable
+from pyllama.server.origins import OriginPolicy
 from pyllama.server.responses import error_response
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
@@ -29,7 +29,6 @@ STAYS_OPEN = (b"keep-alive", b"timeout=%d, max=%d" % (KEEP_ALIVE_SECONDS, MAX_RE
 MAX_BODY_BYTES = 100 * 1024 * 1024
 # Without a key: health, and where a browser looks for the web interface (404 as long as there is none).
 PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html"})
-LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def header(scope: Scope, name: bytes) -> bytes:
@@ -38,39 +37,24 @@ def header(scope: Scope, name: bytes) -> bytes:
 
 
 class CorsMiddleware:
-    """Response headers that every answer carries, and the answer to OPTIONS.
-
-    Without an API key any web page could use a local server, so the default `*` is then answered literally and without
-    credentials. With a key the origin is echoed and credentials are allowed, as llama-server does.
-    """
+    """Response headers that every answer carries, and the answer to OPTIONS. Who is let in: `OriginPolicy`."""
 
     def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
-        self._origins = settings.cors_origins
-        self._is_any = settings.cors_origins == "*"
-        self._credentials = settings.cors_credentials and (not self._is_any or bool(settings.api_keys))
+        self._policy = OriginPolicy(settings)
         self._methods = settings.cors_methods.encode("latin-1", "replace")
         self._headers = settings.cors_headers.encode("latin-1", "replace")
-
-    def _allowed_origin(self, origin: bytes) -> bytes | None:
-        if self._is_any:
-            return origin if self._credentials else b"*"
-        if self._origins == "localhost":
-            try:
-                host = urlsplit(origin.decode("latin-1")).hostname
-            except ValueError:
-                return None
-            return origin if host in LOCAL_HOSTS else None
-        return self._origins.encode("latin-1", "replace")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         extra = [(b"server", b"llama.cpp")]
-        allowed = self._allowed_origin(header(scope, b"origin"))
+        allowed = self._policy.allowed(header(scope, b"origin"))
         if allowed is not None:
             extra.append((b"access-control-allow-origin", allowed))
+        if self._policy.depends_on_origin:
+            extra.append((b"vary", b"Origin"))
 
         scope[DIRECT_SEND] = send
 
@@ -82,10 +66,12 @@ class CorsMiddleware:
             await send(message)
 
         if scope["method"] == "OPTIONS":
-            extra.append((b"access-control-allow-credentials", b"true" if self._credentials else b"false"))
+            extra.append(
+                (b"access-control-allow-credentials", b"true" if self._policy.allows_credentials else b"false")
+            )
             extra.append((b"access-control-allow-methods", self._methods))
             extra.append((b"access-control-allow-headers", self._headers))
-            await Response(b"", media_type="text/html")(scope, receive, send_with_headers)
+            await Response(b"", headers={"Content-Type": "text/html"})(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 
@@ -107,9 +93,11 @@ class ReadinessMiddleware:
 class ApiKeyMiddleware:
     """401 unless one of the keys is given. Few paths are public; behind a prefix none of them is."""
 
-    def __init__(self, app: ASGIApp, *, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = [key.encode() for key in settings.api_keys]
+        vertex = settings.vertex
+        self._public = PUBLIC_PATHS | {vertex.health} if vertex and vertex.health else PUBLIC_PATHS
 
     def _accepts(self, scope: Scope) -> bool:
         given = header(scope, b"authorization") or header(scope, b"x-api-key")
@@ -118,7 +106,7 @@ class ApiKeyMiddleware:
         return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys and scope["path"] not in PUBLIC_PATHS and not self._accepts(scope):
+        if scope["type"] == "http" and self._keys and scope["path"] not in self._public and not self._accepts(scope):
             await error_response(Unauthorized())(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -20,14 +20,19 @@ CONSUMED = frozenset(
     {"input", "instructions", "previous_response_id", "conversation", "prompt", "background", "tools", "include"}
     | {"max_output_tokens", "reasoning", "text", "top_logprobs", "messages"}
 )
+LOGPROBS = "message.output_text.logprobs"  # of `include`
 
 
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:
     """Raises `InvalidRequest` or `NotSupported`."""
     _refuse_stored(body)
-    _refuse_unsupported(body)
+    _refuse_misfits(body)
     result = {name: value for name, value in body.items() if name not in CONSUMED}
     result["messages"] = _read_input(body)
+    top = body.get("top_logprobs")
+    if top is not None or LOGPROBS in (body.get("include") or ()):
+        result["logprobs"] = True
+        result["top_logprobs"] = 0 if top is None else top
     if body.get("max_output_tokens") is not None:
         result["max_tokens"] = body["max_output_tokens"]
         result.pop("max_completion_tokens", None)
@@ -37,7 +42,14 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         result["response_format"] = answer_format
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "function":
-        result["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        result["tool_choice"] = _function_choice(choice)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        tools = choice.get("tools")
+        named = [_function_choice(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        result["tool_choice"] = {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named},
+        }
     reasoning = body.get("reasoning")
     if reasoning is not None:
         if not isinstance(reasoning, dict):
@@ -45,6 +57,10 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
         if reasoning.get("effort") is not None:
             result["reasoning_effort"] = reasoning["effort"]
     return result
+
+
+def _function_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.get("name")}}
 
 
 def _answer_format(text: Any) -> dict[str, Any] | None:
@@ -78,13 +94,10 @@ def _refuse_stored(body: dict[str, Any]) -> None:
         raise NotSupported("Field 'background': this server stores no responses, so nothing could be fetched later")
 
 
-def _refuse_unsupported(body: dict[str, Any]) -> None:
+def _refuse_misfits(body: dict[str, Any]) -> None:
     include = body.get("include")
     if include is not None and not isinstance(include, list):
         raise wrong_type("include", "array", include)
-    wants_logprobs = "message.output_text.logprobs" in (include or ())
-    if wants_logprobs or any(body.get(name) for name in ("logprobs", "top_logprobs", "n_probs")):
-        raise NotSupported("Field 'top_logprobs': log-probabilities are not supported in this API; use a chat request")
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             raise InvalidRequest(f"Field '{name}': a response has one choice only")

@@ -20,6 +20,7 @@ from pyllama.server.sampling_params import SamplingParams
 
 INT_MAX = 2**31 - 1
 INT_MIN = -(2**31)
+INT64_MAX = 2**63 - 1
 FLOAT_MAX = 3.4028234663852886e38
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
 
@@ -73,13 +74,24 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _F("n_indent", "int", "stop at a line indented by fewer blanks", low=0, high=INT_MAX),
     _F("n_cmpl", "int", "completions per prompt, at most the number of slots", aliases=("n",), low=1),
     _F("n_cache_reuse", "int", "chunk size of shifted cache reuse (only 0 yet)", low=0, high=INT_MAX),
-    _F("t_max_predict_ms", "int", "time limit that acts at a line break", low=-1, high=INT_MAX),
+    _F("t_max_predict_ms", "int", "time limit that acts at a line break", low=-1, high=INT64_MAX),
     _F("response_fields", "strings", "paths to keep of the native final result; empty: all"),
     _F("id_slot", "int", "slot to use, modulo the number of slots; -1: any"),
     _F("n_probs", "int", "log-probabilities of the N most likely tokens", aliases=("logprobs",)),
     _F("post_sampling_probs", "bool", "probabilities after the sampler chain instead"),
     _F("grammar", "text", "GBNF grammar that the answer keeps to; empty: none"),
     _F("json_schema", "schema", "JSON schema that the answer keeps to, unless `grammar` is given; `{}`: any object"),
+    _F("grammar_lazy", "bool", "`grammar` begins where one of `grammar_triggers` is met"),
+    _F(
+        "reasoning_budget_tokens",
+        "int",
+        "tokens that a thinking block may have; -1: as the server says",
+        aliases=("thinking_budget_tokens",),
+        low=-1,
+        high=INT_MAX,
+    ),
+    _F("reasoning_budget_message", "text", "written before the end tag when that budget is used up"),
+    _F("reasoning_control", "bool", "a thinking block may be ended by `/v1/chat/completions/control`"),
     _F("backend_sampling", "bool", "sample on the device; has no effect, as the results are the same"),
     _F("stop", "text_or_list", "texts that end the generation; empty: the server's"),
     # sampling
@@ -139,42 +151,20 @@ ACTIVE_SAMPLING: tuple[tuple[str, Callable[[SamplingParams], bool]], ...] = (
 
 # Fields without a row above. Value: is it neutral?
 UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "grammar_lazy": lambda v: v is False,
-    "grammar_triggers": lambda v: v == [],
-    "preserved_tokens": lambda v: v == [],
     "lora": lambda v: v == [],
     "chat_format": lambda v: v in (0, "Content-only") and v is not False,
     "chat_parser": lambda v: v == "",
-    "generation_prompt": lambda v: v == "",
     "parse_tool_calls": lambda v: v is False,
     "echo": lambda v: v is False,
-    "reasoning_budget_tokens": lambda v: v == -1,
-    "thinking_budget_tokens": lambda v: v == -1,
-    "reasoning_control": lambda v: v is False,
-    "reasoning_budget_message": lambda v: v == "",
-    "reasoning_budget_start_tag": lambda v: v == "",
-    "reasoning_budget_end_tag": lambda v: v == "",
-    "reasoning_budget_end_tags": lambda v: v == [],
 }
 
 # JSON types of these fields where they exist: another type is the client's mistake (400), not a missing feature.
 _UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
-    "grammar_lazy": ("boolean",),
-    "grammar_triggers": ("array",),
-    "preserved_tokens": ("array",),
     "lora": ("array",),
     "chat_format": ("number", "string"),
     "chat_parser": ("string",),
-    "generation_prompt": ("string",),
     "parse_tool_calls": ("boolean",),
     "echo": ("boolean",),
-    "reasoning_budget_tokens": ("number",),
-    "thinking_budget_tokens": ("number",),
-    "reasoning_control": ("boolean",),
-    "reasoning_budget_message": ("string",),
-    "reasoning_budget_start_tag": ("string",),
-    "reasoning_budget_end_tag": ("string",),
-    "reasoning_budget_end_tags": ("array",),
 }
 
 
@@ -183,7 +173,7 @@ def wrong_type(name: str, expected: str, value: object) -> InvalidRequest:
 
 
 def out_of_range(name: str, low: float, high: float, value: object) -> InvalidRequest:
-    shown = str(value)
+    shown = str(int(value) if isinstance(value, bool) else value)
     if len(shown) > 40:
         shown = f"{shown[:37]}..."
     return InvalidRequest(f"Field '{name}': Value must be between {low} <= value <= {high}, but got {shown}")
@@ -280,16 +270,20 @@ def read_params(
     """
     general: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
+    if not _are_breakers(body.get("dry_sequence_breakers")):
+        raise InvalidRequest(
+            "Field 'dry_sequence_breakers': Error: dry_sequence_breakers must be a non-empty array of strings"
+        )
     for field in REQUEST_FIELDS:
         found = present(body, field.names)
         if found is not None:
-            (sampling if field.name in _SAMPLING_NAMES else general)[field.name] = read_value(field, *found)
+            limited = replace(field, high=n_slots) if field.name == "n_cmpl" else field
+            (sampling if field.name in _SAMPLING_NAMES else general)[field.name] = read_value(limited, *found)
 
-    if general.get("n_cmpl", 1) > n_slots:
-        name, value = present(body, ("n_cmpl", "n"))
-        raise out_of_range(name, 1, n_slots, value)
     if not general.get("stop", ("",)):
         del general["stop"]  # an empty list falls back to the server's
+    if general.get("reasoning_budget_tokens") == -1:
+        del general["reasoning_budget_tokens"]
     general["n_probs"] = max(0, general.get("n_probs", defaults.n_probs))
     if "grammar" in general:  # one kind of constraint at a time, and what the request says replaces the server's
         general["json_schema"] = ""
@@ -308,8 +302,6 @@ def read_params(
     if reasoning is not None:
         general["reasoning_format"] = _plain_reasoning_format(reasoning)
 
-    if "dry_sequence_breakers" in sampling and not sampling["dry_sequence_breakers"]:
-        raise InvalidRequest("Error: dry_sequence_breakers must be a non-empty array of strings")
     if sampling.get("dry_base", 1.0) < 1.0:
         del sampling["dry_base"]
     if body.get("samplers") is not None:
@@ -322,6 +314,10 @@ def read_params(
         params = replace(params, sampling=ban_end_tokens(params.sampling))
     _refuse_unsupported(body, params)
     return params
+
+
+def _are_breakers(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value))
 
 
 def read_reasoning_format(value: Any) -> str:
@@ -358,8 +354,6 @@ def read_samplers(value: Any) -> tuple[str, ...]:
 
 
 def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> None:
-    if body.get("grammar_lazy") is True and not body.get("grammar_triggers"):
-        raise InvalidRequest("Error: no triggers set for lazy grammar!")
     for name, is_neutral in UNSUPPORTED_FIELDS.items():
         value = body.get(name)
         if value is None:
@@ -367,8 +361,6 @@ def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> No
         expected = _UNSUPPORTED_TYPES.get(name)
         if expected is not None and type_name(value) not in expected:
             raise wrong_type(name, " or ".join(expected), value)
-        if name == "reasoning_budget_tokens" and isinstance(value, (int, float)) and value < -1:
-            raise out_of_range(name, -1, INT_MAX, value)
         if not is_neutral(value):
             raise NotSupported(f"Field '{name}': this feature is not supported yet")
     for name, is_active in ACTIVE_SAMPLING:
@@ -404,10 +396,10 @@ _KIND_NAMES = {
 
 
 def _limits_text(field: RequestField) -> str:
-    if field.low is None and (field.high is None or field.high == INT_MAX):
+    if field.low is None and field.high in (None, INT_MAX):
         return ""
     low = "" if field.low is None else f"{field.low:g}"
-    high = "" if field.high is None or field.high == INT_MAX else f"{field.high:g}"
+    high = "" if field.high in (None, INT_MAX, INT64_MAX) else f"{field.high:g}"
     return f"{low}..{high} {'clamped' if field.soft else 'refused'}"
 
 

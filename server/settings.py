@@ -23,6 +23,14 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class VertexRoutes:
+    """Paths that Vertex AI asks for, prefix and all. `health`: empty where it asks for none of its own."""
+
+    predict: str
+    health: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """`defaults` are the values that requests start from. `given`: option names that the user set."""
 
@@ -37,9 +45,11 @@ class ServerSettings:
     cors_methods: str = "GET, POST, DELETE, OPTIONS"
     cors_headers: str = "*"
     cors_credentials: bool = True
+    has_cors_proxy: bool = False
     timeout: int = 3600
     tls: TlsFiles | None = None
     static_path: str = ""
+    vertex: VertexRoutes | None = None
     tags: tuple[str, ...] = ()
     has_metrics: bool = False
     has_props: bool = False
@@ -81,8 +91,6 @@ class ServerSettings:
     reasoning_format: str = "deepseek"
     reasoning: bool = True  # thinking, where the template can switch it
     reasoning_effort: str = ""
-    reasoning_budget: int = -1  # 0: the thinking block is closed at once
-    reasoning_budget_message: str = ""
     reasoning_preserve: bool = True
     parses_chat: bool = True
     ignore_eos: bool = False
@@ -148,10 +156,11 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         reuse_port=options.reuse_port,
         api_keys=tuple(options.api_key),
         api_prefix=options.api_prefix.rstrip("/"),
-        cors_origins=options.cors_origins,
+        cors_origins="localhost" if options.ui_mcp_proxy and "cors_origins" not in given else options.cors_origins,
         cors_methods=options.cors_methods,
         cors_headers=options.cors_headers,
         cors_credentials=options.cors_credentials,
+        has_cors_proxy=options.ui_mcp_proxy,
         timeout=options.timeout,
         tls=_tls(options),
         static_path=_existing_folder("--path", options.path),
@@ -196,8 +205,6 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         reasoning_format=options.reasoning_format,
         reasoning=options.reasoning != "off",
         reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
-        reasoning_budget=options.reasoning_budget,
-        reasoning_budget_message=options.reasoning_budget_message,
         reasoning_preserve=options.reasoning_preserve,
         parses_chat=not options.skip_chat_parsing,
         ignore_eos=options.ignore_eos,
@@ -210,6 +217,9 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
             verbose=options.verbosity > 9,
+            reasoning_format=options.reasoning_format,
+            reasoning_budget_tokens=options.reasoning_budget,
+            reasoning_budget_message=options.reasoning_budget_message,
             **_constraint(options),
         ),
         given=given,

@@ -11,8 +11,9 @@ from pyllama.server.errors import Unavailable
 from pyllama.server.generation import Event
 from pyllama.server.loaded_model import LoadedModel
 from pyllama.server.metrics import Snapshot, Totals
-from pyllama.server.requests import dispatch
+from pyllama.server.requests import ActiveRequest, dispatch
 from pyllama.server.settings import ServerSettings
+from pyllama.server.stream_replay import StreamStore
 
 
 class ServerState:
@@ -22,7 +23,9 @@ class ServerState:
         self.settings = settings
         self.build_info = build_info
         self.media_marker = f"<__media_{secrets.token_hex(16)}__>"
+        self.running: dict[str, ActiveRequest] = {}  # requests being answered, by the id that their clients know
         self.event_loop: asyncio.AbstractEventLoop | None = None
+        self.streams = StreamStore()
         self._loaded: LoadedModel | None = None
         self._scraped = Totals()
 

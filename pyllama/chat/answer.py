@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyllama.chat.reasoning_split import ReasoningSplitter, ReasoningTags
-from pyllama.chat.tool_calls import Part, ToolCall, ToolSet, call_reader
+from pyllama.chat.tool_calls import Part, ToolCall, call_reader
+from pyllama.chat.tool_sets import ToolSet
 
 Delta = dict[str, Any]
 """A part of a message, of one kind: `{"reasoning_content": ...}`, `{"content": ...}` or `{"tool_calls": [...]}`."""
@@ -114,7 +115,7 @@ class AnswerParser:
         """First what the call is, once; then only arguments."""
         if self._calls and self._shape.tools is not None and not self._shape.tools.parallel:
             return []  # one call was asked for
-        index, call_id = len(self._calls), secrets.token_hex(16)
+        index, call_id = len(self._calls), call.id or secrets.token_hex(16)
         function = {"name": call.name, "arguments": call.arguments}
         self._calls.append({"type": "function", "function": function, "id": call_id})
         head = {"index": index, "id": call_id, "type": "function", "function": {"name": call.name, "arguments": ""}}

@@ -16,7 +16,11 @@ class ReasoningTags:
     end: str
 
 
-KNOWN_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
+KNOWN_TAGS = (
+    ReasoningTags("<think>", "</think>"),
+    ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+)
 
 
 def tags_of_template(source: str) -> ReasoningTags | None:

@@ -11,47 +11,30 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 from pyllama.chat.reasoning_split import partial_length
-
-CALL_START, CALL_END = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"
-
-
-class ToolStyle(Enum):
-    """How a family writes calls."""
-
-    TAGGED = auto()  # <tool_call>, then {"name", "arguments"} or <function=...><parameter=...>, </tool_call>
-    BARE_JSON = auto()  # the answer begins with {"name", "parameters"}, perhaps after <|python_tag|>
-
-
-def style_of_template(source: str) -> ToolStyle | None:
-    if CALL_START in source:
-        return ToolStyle.TAGGED
-    return ToolStyle.BARE_JSON if PYTHON_TAG in source or "ipython" in source.lower() else None
+from pyllama.chat.tool_sets import (
+    CALL_END,
+    CALL_START,
+    MISTRAL_ARGUMENTS,
+    MISTRAL_CALLS,
+    MISTRAL_ID,
+    PYTHON_TAG,
+    ParameterSchemas,
+    Schema,
+    ToolSet,
+    ToolStyle,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """`arguments`: the JSON text of an object."""
+    """`arguments`: the JSON text of an object. `id`: the model's own, where its family writes one."""
 
     name: str
     arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSet:
-    """The tools of a request: name -> its parameters' schemas by name. parallel: an answer may hold several calls."""
-
-    style: ToolStyle
-    parameters: Mapping[str, Mapping[str, Any]]
-    parallel: bool = True
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (CALL_START, CALL_END) if self.style is ToolStyle.TAGGED else (PYTHON_TAG,)
+    id: str = ""
 
 
 def _finite(text: str) -> float:
@@ -75,77 +58,110 @@ def _dump(value: Any) -> str:
     return text if text.isprintable() or not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(value)
 
 
-def json_call(text: str) -> ToolCall | None:
-    """`{"name": ..., "arguments" or "parameters": {...}}`, perhaps inside `"function"`."""
+def json_call(text: str, schemas: Mapping[str, Schema]) -> ToolCall | None:
+    """`{"name": ..., "arguments" or "parameters": {...}}`, perhaps inside `"function"`, perhaps with an `"id"`."""
     try:
-        value = _load(text)
-        if isinstance(value, dict) and isinstance(value.get("function"), dict):
-            value = value["function"]
-        if not isinstance(value, dict):
-            return None
-        name = value.get("name")
-        arguments = value.get("arguments", value.get("parameters", {}))
-        if isinstance(arguments, str):  # some models write the JSON text of the object
-            arguments = _load(arguments)
-        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-            return None
-        return ToolCall(name, _dump(arguments))
+        return _object_call(_load(text), schemas)
     except (ValueError, RecursionError):
         return None
 
 
+def _object_call(value: Any, schemas: Mapping[str, Schema]) -> ToolCall | None:
+    """Raises `ValueError`, `RecursionError`."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict):
+        return None
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None:  # none were written: right for a tool that needs none
+        arguments = [] if schemas.get(name, {}).get("required") else {}
+    if isinstance(arguments, str):  # some models write the JSON text of the object
+        arguments = _load(arguments)
+    if not isinstance(arguments, dict):
+        return None
+    call_id = value.get("id")
+    return ToolCall(name, _dump(arguments), call_id if isinstance(call_id, str) else "")
+
+
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_OPENED = re.compile(r"\s*<parameter=([^>\n]+)>")
+_PARAMETER_END = re.compile(r"\s*</parameter>(?=\s*(?:<parameter=|\Z))")
+_VALUE = re.compile(r"(.*?)</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
+_DECODER = json.JSONDecoder(parse_constant=_finite, parse_float=_finite)
 
 
-def xml_call(text: str, tools: Mapping[str, Mapping[str, Any]]) -> ToolCall | None:
+def xml_call(text: str, tools: Mapping[str, Schema]) -> ToolCall | None:
     """`<function=NAME><parameter=KEY>VALUE</parameter>...</function>`; the tool's schema says what a value is."""
     function = _FUNCTION.fullmatch(text)
     if function is None:
         return None
     name = function[1].strip()
-    schemas = tools.get(name, {})
+    parameters = ParameterSchemas(tools.get(name, {}))
     arguments: dict[str, Any] = {}
     body = function[2].rstrip()
     position = 0
     while position < len(body):
-        parameter = _PARAMETER.match(body, position)
-        if parameter is None:
+        opened = _OPENED.match(body, position)
+        if opened is None:
             return None
-        key = parameter[1].strip()
-        arguments[key] = _xml_value(parameter[2], schemas.get(key))
-        position = parameter.end()
+        key = opened[1].strip()
+        read = _parameter_value(body, opened.end(), parameters.schema_of(key), parameters)
+        if read is None:
+            return None
+        arguments[key], position = read
     try:
         return ToolCall(name, _dump(arguments)) if name else None
     except (ValueError, RecursionError):
         return None
 
 
-def _xml_value(text: str, schema: Any) -> Any:
-    """The value without the line breaks of its tags; text where the schema says so, or where it is not JSON."""
-    text = text.removeprefix("\n").removesuffix("\n")
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind == "string":
-        return text
-    try:
-        return _load(text.strip().lower() if kind == "boolean" else text)
-    except ValueError:
-        return text
+_BLANKS = re.compile(r"\s*")
 
 
-_IN_JSON = re.compile(r'\\.|\\\Z|["{}]', re.DOTALL)
+def _parameter_value(body: str, start: int, schema: Any, parameters: ParameterSchemas) -> tuple[Any, int] | None:
+    """The value that begins there, without the line breaks of its tags, and the place after its end tag.
+
+    Text where the schema says so, or where it is not JSON.
+    """
+    is_text = parameters.is_text(schema)
+    if not is_text:  # a JSON text may hold end tags
+        try:
+            blanks = _BLANKS.match(body, start)
+            value, end = _DECODER.raw_decode(body, blanks.end() if blanks else start)
+            closing = _PARAMETER_END.match(body, end)
+            if closing is not None and (isinstance(value, str) or not parameters.is_string(schema)):
+                return value, closing.end()
+        except (ValueError, RecursionError):
+            pass
+    found = _VALUE.match(body, start)
+    if found is None:
+        return None
+    text = found[1].removeprefix("\n").removesuffix("\n")
+    if not is_text and isinstance(schema, Mapping) and schema.get("type") == "boolean":
+        text = {"true": True, "false": False}.get(text.strip().lower(), text)
+    return text, found.end()
+
+
+_IN_JSON = re.compile(r'\\.|\\\Z|["{}\[\]]', re.DOTALL)
 
 
 class _JsonScan:
-    """Where growing JSON text stands: inside a string, how deep in objects. Every character is looked at once."""
+    """Where growing JSON text stands: inside a string, how deep in brackets. Every character is looked at once."""
 
     def __init__(self) -> None:
         self.in_string = False
         self._depth = 0
         self._seen = 0
 
+    def skip_to(self, start: int) -> None:
+        """Nothing before that place counts."""
+        self._seen = max(self._seen, start)
+
     def advance(self, text: str, end: int) -> int:
-        """Read on to `end`; the place after the `}` that closes the outermost object, or -1."""
+        """Read on to `end`; the place after the bracket that closes the outermost one, or -1."""
         for match in _IN_JSON.finditer(text, self._seen, end):
             found = match[0]
             if found == "\\":  # what it escapes is still to come
@@ -153,9 +169,9 @@ class _JsonScan:
                 return -1
             if found == '"':
                 self.in_string = not self.in_string
-            elif not self.in_string and found == "{":
+            elif not self.in_string and found in "{[":
                 self._depth += 1
-            elif not self.in_string and found == "}":
+            elif not self.in_string and found in "}]":
                 self._depth -= 1
                 if self._depth == 0:
                     self._seen = match.end()
@@ -247,7 +263,8 @@ class TaggedCalls:
         return self._held.rfind("<parameter=", 0, end) > self._held.rfind("</parameter>", 0, end)
 
     def _parse(self, body: str) -> ToolCall | None:
-        return json_call(body) if body.lstrip().startswith("{") else xml_call(body, self._tools.parameters)
+        schemas = self._tools.schemas
+        return json_call(body, schemas) if body.lstrip().startswith("{") else xml_call(body, schemas)
 
     def _give(self, call: ToolCall, rest: str, parts: list[Part]) -> None:
         parts.append(call)
@@ -291,8 +308,8 @@ class BareJsonCalls:
         end = self._scan.advance(self._held, len(self._held))
         if end < 0:
             return False
-        call = json_call(self._held[before:end])
-        if call is None or call.name not in self._tools.parameters:
+        call = json_call(self._held[before:end], self._tools.schemas)
+        if call is None or call.name not in self._tools.schemas:
             self._is_text = True
             return False
         parts.append(call)
@@ -314,5 +331,123 @@ class BareJsonCalls:
         return len(self._held) - len(text) if text else -1
 
 
-def call_reader(tools: ToolSet) -> TaggedCalls | BareJsonCalls:
-    return TaggedCalls(tools) if tools.style is ToolStyle.TAGGED else BareJsonCalls(tools)
+class MistralCalls:
+    """Calls after `[TOOL_CALLS]`: an array of objects, or a name, perhaps an id, and the arguments.
+
+    White space before a call, between calls and after the last one is dropped.
+    """
+
+    def __init__(self, tools: ToolSet) -> None:
+        self._tools = tools
+        self._held = ""
+        self._space = ""
+        self._in_call = False
+        self._after_call = False
+        self._scan = _JsonScan()
+
+    def push(self, text: str) -> list[Part]:
+        self._held += text
+        parts: list[Part] = []
+        while self._call_step(parts) if self._in_call else self._text_step(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[Part]:
+        parts: list[Part] = []
+        while self._in_call:
+            self._give_up(parts)
+            parts += self.push("")
+        if self._held and not (self._after_call and self._held.isspace()):
+            parts.append(self._held)
+        self._held = ""
+        return parts
+
+    def _text_step(self, parts: list[Part]) -> bool:
+        text, marker, rest = self._held.partition(MISTRAL_CALLS)
+        if not marker:
+            text = text[: len(text) - partial_length(text, MISTRAL_CALLS)]
+        shown = text.rstrip()
+        if shown:
+            parts.append(shown)
+            self._after_call = False
+        if not marker:
+            self._held = self._held[len(shown) :]
+            return False
+        self._space = text[len(shown) :]
+        self._held, self._in_call, self._scan = rest, True, _JsonScan()
+        return True
+
+    def _call_step(self, parts: list[Part]) -> bool:
+        """True: there is more to do at once."""
+        start = len(self._held) - len(self._held.lstrip())
+        if start == len(self._held):
+            return False
+        name = call_id = ""
+        if self._held[start] != "[":
+            head = _MISTRAL_HEAD.match(self._held, start)
+            if head is None:
+                if _MISTRAL_HEAD_BEGINS.fullmatch(self._held, start):
+                    return False
+                self._give_up(parts)
+                return True
+            name, call_id, start = head[1].strip(), (head[2] or "").strip(), head.end()
+        end = self._scan.advance(self._held, len(self._held)) if not name else self._arguments_end(start)
+        if end < 0:
+            return False
+        calls = self._parse(self._held[start:end], name, call_id)
+        if calls is None:
+            self._give_up(parts)
+            return True
+        parts += calls
+        self._held, self._in_call, self._after_call = self._held[end:], False, True
+        return True
+
+    def _arguments_end(self, start: int) -> int:
+        """Brackets before the arguments are those of the markers."""
+        self._scan.skip_to(start)
+        return self._scan.advance(self._held, len(self._held))
+
+    def _parse(self, text: str, name: str, call_id: str) -> list[ToolCall] | None:
+        try:
+            value = _load(text)
+            if name:
+                return [ToolCall(name, _dump(value), call_id)] if isinstance(value, dict) else None
+            calls = [_object_call(item, self._tools.schemas) for item in value] if isinstance(value, list) else []
+        except (ValueError, RecursionError):
+            return None
+        complete = [call for call in calls if call is not None]
+        return complete if calls and len(complete) == len(calls) else None
+
+    def _give_up(self, parts: list[Part]) -> None:
+        """The marker was text; what follows it is read again."""
+        parts.append(self._space + MISTRAL_CALLS)
+        self._in_call = self._after_call = False
+
+
+_MISTRAL_NAME = r"\s*[^\[\]{}\s][^\[\]{}\n]*"
+_MISTRAL_HEAD = re.compile(
+    rf"({_MISTRAL_NAME})(?:{re.escape(MISTRAL_ID)}([^\[\]{{}}\n]*))?{re.escape(MISTRAL_ARGUMENTS)}\s*(?={{)"
+)
+
+
+def _beginnings(text: str) -> str:
+    """A pattern for every beginning of a text, the empty one and all of it too."""
+    pattern = ""
+    for character in reversed(text):
+        pattern = f"(?:{re.escape(character)}{pattern})?"
+    return pattern
+
+
+_MISTRAL_HEAD_BEGINS = re.compile(
+    rf"{_MISTRAL_NAME}(?:{_beginnings(MISTRAL_ID)}|{re.escape(MISTRAL_ID)}[^\[\]{{}}\n]*{_beginnings(MISTRAL_ARGUMENTS)}"
+    rf"|{_beginnings(MISTRAL_ARGUMENTS)}|(?:{re.escape(MISTRAL_ID)}[^\[\]{{}}\n]*)?{re.escape(MISTRAL_ARGUMENTS)}\s*)"
+)
+
+
+CallReader = TaggedCalls | BareJsonCalls | MistralCalls
+
+
+def call_reader(tools: ToolSet) -> CallReader:
+    if tools.style.is_tagged:
+        return TaggedCalls(tools)
+    return BareJsonCalls(tools) if tools.style is ToolStyle.LLAMA3 else MistralCalls(tools)

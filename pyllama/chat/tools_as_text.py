@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyllama.chat.tool_calls import CALL_END, CALL_START
+from pyllama.chat.tool_sets import CALL_END, CALL_START
 
 
 def with_tools_as_text(

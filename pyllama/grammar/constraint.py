@@ -30,6 +30,10 @@ _ALL_SPELLINGS = '%llguidance {"no_forcing": true}\n'
 _LIMITS = {"step_max_items": 5_000_000, "max_items_in_row": 10_000}
 
 
+# Clients with tools send the same ones with every turn, and a hundred of them take a tenth of a second to compile.
+KEPT_GRAMMARS = 16
+
+
 class GrammarError(InvalidArgument):
     """The grammar or the schema is wrong, or asks for what cannot be honoured; the message says where or which."""
 
@@ -40,10 +44,15 @@ class ConstraintFailed(PyllamaError):
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """What a generation must keep to: a GBNF grammar, or a JSON schema as text. `kind`: gbnf or json_schema."""
+    """What a generation must keep to. may_lead: blanks may come first; not with gbnf.
+
+    `kind`: gbnf (a grammar), json_schema (JSON text), or lark: llguidance's notation with a rule `root`, for grammars
+    that this package writes.
+    """
 
     kind: str
     text: str
+    may_lead: bool = False
 
 
 class GrammarTokenizer(Protocol):
@@ -81,6 +90,15 @@ class Constraint:
             raise ConstraintFailed("the grammar allows only tokens that are banned")
         return mask
 
+    def try_accept(self, token: int) -> bool:
+        """Go on with a token that is no end; False, and nothing has changed, when the grammar does not allow it."""
+        return bool(self._matcher.try_consume_tokens([token]) == 1)
+
+    def try_spell(self, text: bytes) -> bool:
+        """Go on with a text, however it is spelled in tokens; after False this constraint cannot be used any more."""
+        tokens = self._compiler.spell(text)
+        return bool(self._matcher.try_consume_tokens(tokens) == len(tokens))
+
     def accept(self, token: int) -> None:
         """Go on with a drawn token. Raises `ConstraintFailed` when the grammar does not allow it."""
         if token in self._compiler.end_ids:
@@ -115,6 +133,8 @@ class GrammarCompiler:
         self._n_vocab = n_vocab
         self._lock = threading.Lock()
         self._table: Any = None
+        self._compiled: dict[GrammarSource, Any] = {}  # matchers at the beginning of a text
+        self._past: dict[bytes, list[tuple[int, int, bytes]]] = {}
         self.end_ids: frozenset[int] = frozenset(token for token in tokenizer.eog_ids if token < n_vocab)
         # llguidance wants an end token: without one a number after all tokens stands for it, which no mask shows.
         self._end = min(self.end_ids, default=n_vocab)
@@ -125,6 +145,19 @@ class GrammarCompiler:
 
         Raises `GrammarError`.
         """
+        with self._lock:
+            matcher = self._compiled.pop(source, None)
+            if matcher is not None:
+                self._compiled[source] = matcher  # the last one used stands last
+        if matcher is None:
+            matcher = self._compile(source)
+            with self._lock:
+                self._compiled[source] = matcher
+                while len(self._compiled) > KEPT_GRAMMARS:
+                    del self._compiled[next(iter(self._compiled))]
+        return Constraint(matcher.deep_copy(), self, banned)
+
+    def _compile(self, source: GrammarSource) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
         prefix = SCHEMA_ERROR if source.kind == "json_schema" else ""
@@ -146,7 +179,47 @@ class GrammarCompiler:
         first.compute_bitmask()
         if first.is_error():
             raise GrammarError(f"{prefix}no text can match: {_reason(first)}")
-        return Constraint(matcher, self, banned)
+        return matcher
+
+    def marker(self, text: str) -> str:
+        """A text in a grammar of kind lark. It may also be one token that has no text of its own."""
+        token = self._single_token(text)
+        is_hidden = token is not None and token < self._n_vocab and not self._tokenizer.piece(token)
+        literal = json.dumps(text)
+        return f"({literal} | <[{token}]>)" if is_hidden and token not in self.end_ids else literal
+
+    def spell(self, text: bytes) -> list[int]:
+        """Tokens whose bytes are those of `text`."""
+        return list(self._llguidance_table().tokenize_bytes(text))
+
+    def tokens_past(self, word: bytes) -> list[tuple[int, int, bytes]]:
+        """Tokens in which a text that ends with a part of `word`, or with nothing of it, completes it and goes on.
+
+        Triples of how many bytes of the word come before the token, the token, and its bytes after the word.
+        """
+        with self._lock:
+            known = self._past.get(word)
+        if known is not None:
+            return known
+        found = []
+        for token in range(min(self._tokenizer.n_vocab, self._n_vocab)):
+            piece = self._tokenizer.piece(token)
+            if piece.find(word[-1:], 0, -1) < 0:
+                continue
+            at = piece.find(word)
+            if at >= 0 and at + len(word) < len(piece):
+                found.append((0, token, piece[at + len(word) :]))
+            for n_before in range(1, len(word)):
+                rest = word[n_before:]
+                if len(piece) > len(rest) and piece.startswith(rest):
+                    found.append((n_before, token, piece[len(rest) :]))
+        with self._lock:
+            self._past[word] = found
+        return found
+
+    def bit(self, token: int) -> NDArray[np.uint32]:
+        """The mask that allows one token."""
+        return self._bits((token,))
 
     def mask_without(self, banned: Collection[int]) -> NDArray[np.uint32]:
         """All tokens of the model but the banned ones."""
@@ -165,11 +238,14 @@ class GrammarCompiler:
     def _translate(self, source: GrammarSource) -> str:
         from llguidance import LLMatcher
 
+        start = "start: /[ \\t\\r\\n]{1,8}/? root\n" if source.may_lead else "start: root\n"
+        if source.kind == "lark":
+            return str(LLMatcher.grammar_from_lark(f"{_ALL_SPELLINGS}{start}{source.text}"))
         if source.kind == "gbnf":
             return str(LLMatcher.grammar_from_lark(_ALL_SPELLINGS + to_llguidance(source.text, self._single_token)))
         if source.kind == "json_schema":
             schema = {"x-guidance": _JSON_LAYOUT, **prepare_schema(parse_schema(source.text))}
-            return str(LLMatcher.grammar_from_lark(f"{_ALL_SPELLINGS}start: %json {json.dumps(schema)}\n"))
+            return str(LLMatcher.grammar_from_lark(f"{_ALL_SPELLINGS}{start}root: %json {json.dumps(schema)}\n"))
         raise InvalidArgument(f"grammar kind {source.kind!r}, expected 'gbnf' or 'json_schema'")
 
     def _single_token(self, text: str) -> int | None:

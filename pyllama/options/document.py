@@ -20,6 +20,9 @@ How values are read:
 - Flags in the environment take `on`, `enabled`, `true`, `1` and `off`, `disabled`, `false`, `0`; a `LLAMA_ARG_NO_...`
   variable switches its flag off by being there.
 
+`llama-tokenize` also takes the other common and sampling options, and `llama-perplexity` the sampling options, as
+llama.cpp's programs do; they have no effect there.
+
 Status: an empty cell means that the option works. *not yet*: known, and the start stops with a message when the option
 asks for something. *no effect*: accepted, because the answer is the same without it.
 """

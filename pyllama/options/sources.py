@@ -53,7 +53,7 @@ def default_config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 def from_environment(options: Sequence[Option], environ: Mapping[str, str]) -> Iterator[Assignment]:
     for option in options:
-        if option.env is None or option.status == "removed":
+        if option.env is None:
             continue
         if option.env in environ:
             yield Assignment(option, Source.ENVIRONMENT, option.env, environ[option.env])

@@ -12,6 +12,15 @@ SCORING_TOOLS = ("llama-perplexity", "llama-imatrix")
 
 TOOLS = ("llama-server", "llama-cli", "llama-bench", *SCORING_TOOLS, "llama-tokenize")
 
+UNUSED_BY = {
+    "llama-tokenize": (("common", "sampling"), "tokens depend on the vocabulary alone"),
+    "llama-perplexity": (("sampling",), "nothing is sampled"),
+}
+"""Programs that take the options of these groups, as those of llama.cpp do, and have no use for them: why."""
+
+UNUSED_BY_ALL = ("spec_draft_type_k", "spec_draft_type_v", "parallel")
+"""Dests of other groups that both take as well."""
+
 STATUSES = ("implemented", "accepted", "planned", "deprecated", "removed")
 """implemented: has its effect. accepted: any value is fine, none has an effect (`reason` says why; the user is told if
 it is not neutral). planned: a value that is not neutral stops the start. deprecated: accepted with a notice.
@@ -123,8 +132,13 @@ def options_of(tool: str) -> tuple[Option, ...]:
     if tool not in TOOLS:
         raise ValueError(f"unknown program {tool!r}; expected one of {', '.join(TOOLS)}")
     rows = []
+    unused_groups, unused_reason = UNUSED_BY.get(tool, ((), ""))
     for option in all_options():
         if tool not in option.tools:
+            is_taken = option.group in unused_groups or (unused_groups and option.dest in UNUSED_BY_ALL)
+            if is_taken and "llama-cli" in option.tools:
+                status = "deprecated" if option.status == "deprecated" else "accepted"
+                rows.append(replace(option, status=status, reason=unused_reason, neutral=None, supported=()))
             continue
         own: dict[str, Any] = {}
         for programs, differences in option.per_tool.items():

@@ -31,6 +31,11 @@ def compiler() -> str:
     return str(_native_facts().get("compiler", "unknown compiler"))
 
 
+def cuda_kernels() -> str:
+    """The compiler of the CUDA kernels, or why there are none."""
+    return str(_native_facts().get("cuda", "unknown"))
+
+
 def version_text() -> str:
     number, commit = build_info()
     target = f"{platform.machine()}-{platform.system().lower()}"

@@ -32,16 +32,11 @@ from pyllama.server.state import ServerState, server_state
 
 DEFAULT_TOP_LOGPROBS = 20
 CHAT_ONLY_FIELDS = ("logprobs", "top_logprobs", "json_schema", "echo", "reasoning_format", "parse_tool_calls")
-BUDGET_FIELDS = ("reasoning_budget_tokens", "thinking_budget_tokens")
 
 
 def sampling_body(body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
     """The body for the completion layer, and how many alternatives to show per token (None: all)."""
     fields = {name: value for name, value in body.items() if name not in CHAT_ONLY_FIELDS}
-    for name in BUDGET_FIELDS:
-        value = fields.get(name)
-        if value == 0 and not isinstance(value, bool):  # the prompt has done it
-            del fields[name]
     schema = answer_schema(body)
     if schema is not None:
         fields["json_schema"] = schema
@@ -76,7 +71,7 @@ class ChatFormat:
         self._vocabulary = state.loaded.vocabulary
         self._model = state.settings.model_name
         self._fingerprint = state.build_info
-        self._id = completion_id()
+        self.id = completion_id()
         self._created = int(time.time())
         self._shape = shape
         self._n_top = n_top
@@ -88,7 +83,7 @@ class ChatFormat:
         return {
             "choices": [{"finish_reason": reason, "index": index, "delta": delta}],
             "created": self._created,
-            "id": self._id,
+            "id": self.id,
             "model": self._model,
             "system_fingerprint": self._fingerprint,
             "object": "chat.completion.chunk",
@@ -153,8 +148,7 @@ class ChatFormat:
         chunks.append(self._chunk(index, {}, _finish_reason(generation, self._parsers[index])))
         if generation.params.n_probs > 0:
             self._add_logprobs(chunks[-1], generation, kept_records(generation, self._vocabulary))
-        if generation.params.verbose:
-            chunks[0]["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=True)
+        first = chunks[0]
         if self._n_unfinished is None:
             self._n_unfinished = len(generation.request.generations)
         self._n_unfinished -= 1
@@ -164,6 +158,8 @@ class ChatFormat:
             chunk["usage"] = usage(generation.request.generations[0])
             chunks.append(chunk)
         chunks[-1]["timings"] = generation.timings()
+        if generation.params.verbose:
+            first["__verbose"] = native_result(generation, self._vocabulary, self._model, in_stream=True)
         return chunks
 
     def whole(self, generations: list[Generation]) -> Any:
@@ -186,7 +182,7 @@ class ChatFormat:
             "system_fingerprint": self._fingerprint,
             "object": "chat.completion",
             "usage": usage(first),
-            "id": self._id,
+            "id": self.id,
         }
         if first.params.verbose:
             result["__verbose"] = native_result(first, self._vocabulary, self._model, in_stream=False)
@@ -217,10 +213,20 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
     loaded = server_state(http).loaded
     prompt, tokens = await read_prompt_tokens(http, body)
     fields, n_top = sampling_body(body)
+    params = request_params(fields, loaded)
+    thinking, budget = prompt.thinking, params.budget
+    if thinking is not None:
+        opened = f"{thinking.start}{thinking.so_far}" if thinking.is_open else ""
+        budget = params.budget_rules(thinking.start, (thinking.end,), prompt=opened)
+    waits = prompt.tools is not None or "json_schema" in fields or params.grammar_lazy
     params = replace(
-        request_params(fields, loaded),
+        params,
         reasoning_format=prompt.reasoning_format,
-        preserved_tokens=loaded.vocabulary.hidden_markers(prompt.markers),
+        preserved_tokens=params.preserved_tokens | loaded.vocabulary.hidden_markers(prompt.markers),
+        tools=prompt.tools,
+        thinking=thinking if waits else None,
+        budget=budget,
+        generation_prompt=params.generation_prompt or prompt.generation_prompt,
     )
     return ChatTask(tokens, params, prompt.shape, n_top)
 
@@ -234,7 +240,7 @@ async def input_token_count(http: Request, body: dict[str, Any]) -> dict[str, An
 async def chat_completion(http: Request) -> Response:
     task = await read_chat(http, await read_object(http))
     results = ChatFormat(server_state(http), task.shape, n_top=task.n_top)
-    return await respond(http, [task.tokens], task.params, results)
+    return await respond(http, [task.tokens], task.params, results, completion_id=results.id)
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

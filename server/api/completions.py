@@ -17,6 +17,8 @@ from pyllama.server.api.results import (
     complete_text,
     finish_reason,
     kept_records,
+    native_partial,
+    native_progress,
     native_result,
     probabilities_json,
     prompt_progress,
@@ -49,46 +51,13 @@ class NativeFormat:
     def chunks(self, event: Event) -> Iterable[Any]:
         if isinstance(event, TokenText):
             if event.shows:
-                yield self._partial(event)
+                yield native_partial(event, self._vocabulary)
         elif isinstance(event, Progress):
-            yield self._progress(event)
+            yield native_progress(event)
         elif isinstance(event, Finished):
             generation = event.generation
             result = native_result(generation, self._vocabulary, self._model, in_stream=True)
             yield select_fields(result, generation.params.response_fields)
-
-    def _partial(self, event: TokenText) -> dict[str, Any]:
-        generation = event.generation
-        partial: dict[str, Any] = {
-            "index": generation.index,
-            "content": event.text,
-            "tokens": [event.token],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": event.n_decoded,
-            "tokens_evaluated": generation.n_prompt,
-        }
-        if event.timings is not None:
-            partial["timings"] = event.timings
-        if event.record is not None:
-            partial["completion_probabilities"] = probabilities_json(generation, [event.record], self._vocabulary)
-        return partial
-
-    def _progress(self, event: Progress) -> dict[str, Any]:
-        generation = event.generation
-        partial: dict[str, Any] = {
-            "index": generation.index,
-            "content": "",
-            "tokens": [],
-            "stop": False,
-            "id_slot": -1,
-            "tokens_predicted": 0,
-            "tokens_evaluated": generation.n_prompt,
-        }
-        if event.timings is not None:
-            partial["timings"] = event.timings
-        partial["prompt_progress"] = prompt_progress(event)
-        return partial
 
     def whole(self, generations: list[Generation]) -> Any:
         results = [
@@ -138,12 +107,16 @@ class OpenAICompletionFormat:
                     [self._choice(generation, event.text, None, self._pending.pop(generation.index, []))]
                 )
                 chunk["id"] = self._id
+                if generation.params.verbose:
+                    chunk["__verbose"] = native_partial(event, self._vocabulary)
                 if event.timings is not None:
                     chunk["timings"] = event.timings
                 yield chunk
         elif isinstance(event, Progress):
             chunk = self._result([self._choice(generation, "", None, [])])
             chunk["id"] = self._id
+            if generation.params.verbose:
+                chunk["__verbose"] = native_progress(event)
             if event.timings is not None:
                 chunk["timings"] = event.timings
             chunk["prompt_progress"] = prompt_progress(event)

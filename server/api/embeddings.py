@@ -131,7 +131,10 @@ def _joined_parts(value: Any) -> Any:
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in ("image_url", "input_audio", "input_video", "video_url"):
-            raise ServerFault(f"{kind.replace('input_', '').replace('_url', '')} input is not supported")
+            medium = kind.replace("input_", "").replace("_url", "")
+            raise ServerFault(
+                f"{medium} input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
+            )
         if kind != "text" or not isinstance(part.get("text"), str):
             raise InvalidRequest('"input": a part of "content" must be {"type": "text", "text": "..."}')
         texts.append(part["text"])

@@ -9,10 +9,15 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama.grammar import Constraint, GrammarError
+from pyllama.chat.tool_grammar import check_tools, tool_grammar, tool_triggers
+from pyllama.errors import InvalidArgument
+from pyllama.grammar import GrammarError
+from pyllama.grammar.guide import Guide, GuideSource, compile_guide
 from pyllama.server.errors import ExceedsContext, InvalidRequest, error_body
+from pyllama.server.followed_stream import FollowedStream
 from pyllama.server.generation import Event, Failed, Finished, Generation
 from pyllama.server.generation_params import GenerationParams
+from pyllama.server.guide_fields import with_guide_fields
 from pyllama.server.loaded_model import LoadedModel
 from pyllama.server.logit_bias import read_logit_bias
 from pyllama.server.request_fields import read_params
@@ -21,6 +26,7 @@ from pyllama.server.responses import json_response
 from pyllama.server.sampling_params import banned_tokens, make_sampler
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
+from pyllama.server.stream_replay import CONVERSATION_HEADER
 
 # Texts longer than this are tokenised on another thread, so that other clients' streams do not wait.
 LONG_TEXT = 20_000
@@ -46,26 +52,50 @@ async def in_thread_if_long(n_characters: int, function: Callable[..., Any], *ar
 
 def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParams:
     """The body's sampling and generation fields over the server's defaults. Raises `InvalidRequest`, `NotSupported`."""
-    return read_params(
+    params = read_params(
         body,
         loaded.defaults,
         n_slots=loaded.n_slots,
         logit_bias=lambda value: read_logit_bias(value, loaded.tokenizer, loaded.vocabulary.n_vocab),
         ban_end_tokens=loaded.ban_end_tokens,
     )
+    return with_guide_fields(params, body, loaded.vocabulary)
 
 
-def compile_constraint(params: GenerationParams, loaded: LoadedModel) -> Constraint | None:
-    """What the answers must keep to, at its beginning. Raises `InvalidRequest` when it cannot be honoured."""
-    source = params.grammar_source
-    if source is None:
-        return None
+def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide:
+    """What steers the answers, at their beginning. Raises `InvalidRequest` for what cannot be honoured."""
+    vocabulary = loaded.vocabulary
+    grammars, grammar, tools = vocabulary.grammars, params.grammar_source, params.tools
+    triggers = params.grammar_triggers
     try:
-        return loaded.vocabulary.grammars.compile(source)
+        if tools is not None:
+            grammar = tool_grammar(tools, grammars.marker)
+            triggers = () if tools.is_required else tool_triggers(tools)
+        source = GuideSource(grammar, triggers, params.thinking, params.budget, is_forgiving=tools is not None)
+        tags = [tag for rules in (params.thinking,) if rules is not None for tag in (rules.start, rules.end)]
+        tags += [tag for rules in (params.budget,) if rules is not None for tag in (rules.start, *rules.ends)]
+        shown = params.preserved_tokens | vocabulary.hidden_markers(tags)
+
+        def piece(token: int) -> bytes:
+            return vocabulary.special_piece(token) if token in shown else vocabulary.piece(token)
+
+        def encode(text: str) -> list[int]:
+            return list(vocabulary.tokenizer.encode(text, add_special=False, parse_special=True))
+
+        try:
+            return compile_guide(source, grammars, piece, encode)
+        except GrammarError as error:
+            if tools is not None:
+                check_tools(tools, grammars, error)
+            raise
     except GrammarError as error:
-        if source.kind == "gbnf":
+        if tools is not None:
+            raise InvalidRequest(f"Field 'tools': {error}") from error
+        if grammar is not None and grammar.kind == "gbnf":
             raise InvalidRequest(f"Failed to initialize samplers: failed to parse grammar: {error}") from error
         raise InvalidRequest(f"Field 'json_schema': \"json_schema\": {error}") from error
+    except InvalidArgument as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def build_request(
@@ -73,7 +103,7 @@ def build_request(
     params: GenerationParams,
     loaded: LoadedModel,
     n_predict_limit: int,
-    constraint: Constraint | None = None,
+    guide: Guide | None = None,
 ) -> ActiveRequest:
     """Generations prompt by prompt, choice by choice. Raises `ExceedsContext`, `InvalidRequest`."""
     for prompt in prompts:
@@ -98,7 +128,7 @@ def build_request(
                 n_predict_limit=n_predict_limit,
                 parent=group[0] if group else None,
                 shifts_context=loaded.shifts_context,
-                constraint=constraint.copy(banned_tokens(sampling)) if constraint is not None else None,
+                constraint=guide.copy(banned_tokens(sampling)) if guide is not None else None,
             )
             group.append(generation)
             index += 1
@@ -114,38 +144,51 @@ async def respond(
     results: ResultFormat,
     *,
     stream_error: Callable[[BaseException], Any] = error_body,
+    completion_id: str = "",
 ) -> Response:
     """Run the generations of one HTTP request. The first failure before any result is an ordinary HTTP error.
 
-    stream_error: what a stream that has begun sends for a failure.
+    stream_error: what a stream that has begun sends for a failure. completion_id: under which it can be controlled.
     """
     state = server_state(http)
     loaded = state.loaded
-    constraint = None
-    if params.grammar_source is not None:  # on another thread: a large one takes its time
-        constraint = await asyncio.to_thread(compile_constraint, params, loaded)
-    request = build_request(prompts, params, loaded, state.settings.n_predict, constraint)
+    guide = None
+    if params.steers:  # on another thread: a large grammar takes its time
+        guide = await asyncio.to_thread(compile_answer_guide, params, loaded)
+    request = build_request(prompts, params, loaded, state.settings.n_predict, guide)
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
-    engine_loop.submit(request)
-    watcher = asyncio.create_task(close_on_disconnect(http, request))
+    conversation = http.headers.get(CONVERSATION_HEADER) if params.stream else None
+    # A stream with a conversation goes on when its client leaves; only its own end or a word to stop it ends it.
+    kept = state.streams.open(conversation, mailbox.close) if conversation else None
+    watcher = None if kept is not None else asyncio.create_task(close_on_disconnect(http, request))
+
+    if completion_id:
+        state.running[completion_id] = request
 
     def end(is_complete: bool) -> None:
-        watcher.cancel()
+        state.running.pop(completion_id, None)
+        if watcher is not None:
+            watcher.cancel()
         if not is_complete:
             engine_loop.cancel(request)
+        if kept is not None:
+            state.streams.has_ended(kept)
 
     handed_over = is_complete = False
     try:
+        engine_loop.submit(request)
         if params.stream:
             events = await mailbox.get()
             for event in events:
                 if isinstance(event, Failed):
                     raise event.error
             if mailbox.is_closed:
+                if kept is not None:
+                    raise InvalidRequest("the request was cancelled")
                 return Response(status_code=CLIENT_CLOSED)
             handed_over = True
-            return EventStream(
+            stream = EventStream(
                 request,
                 events,
                 to_chunks=results.chunks,
@@ -154,6 +197,10 @@ async def respond(
                 ping_interval=params.sse_ping_interval,
                 on_end=end,
             )
+            if kept is None:
+                return stream
+            kept.fill_from(stream)
+            return FollowedStream(kept.buffer)
         n_left = len(request.generations)
         while n_left:
             for event in await mailbox.get():

@@ -46,7 +46,7 @@ def props_json(state: ServerState) -> dict[str, Any]:
         "eos_token": _token_text(loaded.vocabulary, tokenizer.eos_id),
         "build_info": state.build_info,
         "is_sleeping": loaded.engine_loop.is_sleeping,
-        "cors_proxy_enabled": False,
+        "cors_proxy_enabled": settings.has_cors_proxy,
     }
     return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -13,7 +13,8 @@ from starlette.responses import Response
 from pyllama.chat.answer import AnswerParser, Delta
 from pyllama.server.api.chat import ChatTask, input_token_count, read_chat
 from pyllama.server.api.generate import respond
-from pyllama.server.api.results import finish_reason, prompt_progress
+from pyllama.server.api.message_logprobs import MessageLogprobs
+from pyllama.server.api.results import finish_reason, kept_records, prompt_progress
 from pyllama.server.generation import Event, Finished, Generation, Progress, Started, TokenText
 from pyllama.server.openai_responses_request import chat_body
 from pyllama.server.responses import json_response, read_object
@@ -24,7 +25,7 @@ from pyllama.server.state import ServerState, server_state
 class Item:
     """One item of the output, as it grows. `kind`: reasoning, message or function_call."""
 
-    __slots__ = ("call_id", "id", "index", "kind", "name", "parts")
+    __slots__ = ("call_id", "id", "index", "kind", "logprobs", "name", "parts")
 
     def __init__(self, kind: str, index: int, *, call_id: str = "", name: str = "") -> None:
         self.id = f"{ID_PREFIXES[kind]}_{secrets.token_hex(16)}"
@@ -33,6 +34,7 @@ class Item:
         self.call_id = call_id
         self.name = name
         self.parts: list[str] = []
+        self.logprobs: list[dict[str, Any]] = []  # of a message, where they were asked for
 
     @property
     def text(self) -> str:
@@ -47,7 +49,7 @@ class Item:
                 "encrypted_content": "", "status": status,
             }  # fmt: skip
         if self.kind == "message":
-            content = [_text_part(text)] if text else []
+            content = [_text_part(text, self.logprobs)] if text else []
             return {"content": content, "id": self.id, "role": "assistant", "status": status, "type": "message"}
         return {
             "id": self.id, "type": "function_call", "status": status,
@@ -84,6 +86,7 @@ class ResponseFormat:
     def __init__(self, state: ServerState, asked: dict[str, Any], task: ChatTask) -> None:
         self._model = state.settings.model_name
         self._tokenizer = state.loaded.tokenizer
+        self._vocabulary = state.loaded.vocabulary
         self._id = f"resp_{secrets.token_hex(16)}"
         self._created = int(time.time())
         self._asked = asked
@@ -92,6 +95,7 @@ class ResponseFormat:
         self._n_events = 0
         self._has_started = False
         self._items: list[Item] = []
+        self._logprobs = MessageLogprobs(state.loaded.vocabulary, task.n_top) if task.params.n_probs > 0 else None
 
     # ---- objects
 
@@ -146,7 +150,10 @@ class ResponseFormat:
             chunks[-1].data["prompt_progress"] = prompt_progress(event)
             return _with_timings(chunks, event.timings)
         if isinstance(event, TokenText):
-            return _with_timings([*self._start(), *self._deltas(self._parser.push(event.text))], event.timings)
+            if self._logprobs is not None:
+                self._logprobs.extend(event.generation.records[: event.n_decoded])
+            deltas = self._deltas(self._parser.push(event.text), event.generation)
+            return _with_timings([*self._start(), *deltas], event.timings)
         if isinstance(event, Finished) and isinstance(event.generation, Generation):
             return _with_timings([*self._start(), *self._end(event.generation)], event.generation.timings())
         return ()
@@ -157,7 +164,7 @@ class ResponseFormat:
             yield self._event("response.created", response=self._response(None))
             yield self._event("response.in_progress", response=self._response(None))
 
-    def _deltas(self, deltas: list[Delta]) -> Iterable[NamedEvent]:
+    def _deltas(self, deltas: list[Delta], generation: Generation) -> Iterable[NamedEvent]:
         for delta in deltas:
             ((name, value),) = delta.items()
             if name != "tool_calls":
@@ -166,7 +173,7 @@ class ResponseFormat:
                 if item is None:
                     item = Item(kind, len(self._items))
                     yield from self._begin(item)
-                yield from self._add(item, value)
+                yield from self._add(item, value, self._logprobs_of(item, value, generation))
                 continue
             for call in value:
                 function = call["function"]
@@ -182,24 +189,35 @@ class ResponseFormat:
         if item.kind == "message":
             yield self._event("response.content_part.added", **_place(item), part=_text_part(""))
 
-    def _add(self, item: Item, text: str) -> Iterable[NamedEvent]:
+    def _logprobs_of(self, item: Item, text: str, generation: Generation) -> list[dict[str, Any]]:
+        if self._logprobs is None:
+            return []
+        if item.kind == "message":
+            return self._logprobs.take(text, generation)
+        self._logprobs.skip(text)
+        return []
+
+    def _add(self, item: Item, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterable[NamedEvent]:
         if not text:
             return
+        item.logprobs += logprobs
         item.parts.append(text)
         if item.kind == "reasoning":
             yield self._event("response.reasoning_text.delta", **_place(item), delta=text)
         elif item.kind == "message":
-            yield self._event("response.output_text.delta", **_place(item), delta=text, logprobs=[])
+            yield self._event("response.output_text.delta", **_place(item), delta=text, logprobs=list(logprobs))
         else:
             place = {"item_id": item.id, "output_index": item.index}
             yield self._event("response.function_call_arguments.delta", **place, delta=text)
 
     def _end(self, generation: Generation) -> Iterable[NamedEvent]:
-        yield from self._deltas(self._parser.finish())
+        if self._logprobs is not None:
+            self._logprobs.extend(kept_records(generation, self._vocabulary))
+        yield from self._deltas(self._parser.finish(), generation)
         response = self._response(generation)
         for item, shown in zip(self._items, response["output"], strict=True):
             if item.kind == "message":
-                yield self._event("response.output_text.done", **_place(item), text=item.text, logprobs=[])
+                yield self._event("response.output_text.done", **_place(item), text=item.text, logprobs=item.logprobs)
                 yield self._event("response.content_part.done", **_place(item), part=shown["content"][0])
             yield self._event("response.output_item.done", output_index=item.index, item=shown)
         # Also for an answer that met its limit: clients of llama-server wait for this name; the status tells.
@@ -207,17 +225,20 @@ class ResponseFormat:
 
     def whole(self, generations: list[Generation]) -> Any:
         # The items are those of a stream that sent the whole text at once.
-        for _ in self._deltas(self._parser.push(generations[0].content) + self._parser.finish()):
+        (generation,) = generations
+        if self._logprobs is not None:
+            self._logprobs.extend(kept_records(generation, self._vocabulary))
+        for _ in self._deltas(self._parser.push(generation.content) + self._parser.finish(), generation):
             pass
-        return self._response(generations[0])
+        return self._response(generation)
 
 
 def _place(item: Item) -> dict[str, Any]:
     return {"item_id": item.id, "output_index": item.index, "content_index": 0}
 
 
-def _text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "annotations": [], "logprobs": list(logprobs), "text": text}
 
 
 def _with_timings(chunks: list[NamedEvent], timings: dict[str, Any] | None) -> list[NamedEvent]:

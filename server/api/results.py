@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pyllama.server.generation import Generation, ProbabilityRecord, Progress
+from pyllama.server.generation import Generation, ProbabilityRecord, Progress, TokenText
 from pyllama.server.generation_params import settings_json
 from pyllama.server.vocabulary import Vocabulary
 
@@ -112,6 +112,37 @@ def native_result(
             generation, kept_records(generation, vocabulary), vocabulary
         )
     return result
+
+
+def native_partial(event: TokenText, vocabulary: Vocabulary) -> dict[str, Any]:
+    """What a native stream sends for a token."""
+    partial = _partial(event.generation, event.text, [event.token], event.n_decoded)
+    if event.timings is not None:
+        partial["timings"] = event.timings
+    if event.record is not None:
+        partial["completion_probabilities"] = probabilities_json(event.generation, [event.record], vocabulary)
+    return partial
+
+
+def native_progress(event: Progress) -> dict[str, Any]:
+    """What a native stream sends for progress of the prompt."""
+    partial = _partial(event.generation, "", [], 0)
+    if event.timings is not None:
+        partial["timings"] = event.timings
+    partial["prompt_progress"] = prompt_progress(event)
+    return partial
+
+
+def _partial(generation: Generation, text: str, tokens: list[int], n_decoded: int) -> dict[str, Any]:
+    return {
+        "index": generation.index,
+        "content": text,
+        "tokens": tokens,
+        "stop": False,
+        "id_slot": -1,
+        "tokens_predicted": n_decoded,
+        "tokens_evaluated": generation.n_prompt,
+    }
 
 
 def select_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:

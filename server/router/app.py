@@ -17,11 +17,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 
 from pyllama.download.model_options import ModelSource
+from pyllama.server.api import cors_proxy
 from pyllama.server.api.info import health
+from pyllama.server.app import ROUTE_PATHS, ROUTES, disabled_routes
 from pyllama.server.errors import InvalidRequest, NotFound, ServerFault
 from pyllama.server.generation_params import settings_json
 from pyllama.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, CorsMiddleware, ErrorMiddleware
 from pyllama.server.responses import error_response, json_response, read_object
+from pyllama.server.router import streams
 from pyllama.server.router.catalog import Sources, upper_quant
 from pyllama.server.router.downloads import Downloads
 from pyllama.server.router.forward import Forwarder
@@ -30,6 +33,7 @@ from pyllama.server.router.presets import CatalogError
 from pyllama.server.settings import ServerSettings
 from pyllama.server.sse import STREAM_HEADERS, sse_event
 from pyllama.server.static_pages import PagesFirst, StaticPages
+from pyllama.server.vertex import vertex_routes
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -137,7 +141,7 @@ async def props(http: Request) -> Any:
         "default_generation_settings": {"params": settings_json(state.settings.defaults, full=False), "n_ctx": 0},
         "ui_settings": {},
         "build_info": state.build_info,
-        "cors_proxy_enabled": False,
+        "cors_proxy_enabled": state.settings.has_cors_proxy,
     }
     return json_response(facts)
 
@@ -255,7 +259,14 @@ OWN_ROUTES = (
     ("POST", "/models/load", load),
     ("POST", "/models/unload", unload),
     ("GET", "/models/sse", model_events),
+    ("GET", "/v1/stream", streams.read_stream),
+    ("DELETE", "/v1/stream", streams.stop_stream),
+    ("POST", "/v1/streams/lookup", streams.lookup_streams),
+    ("GET", "/cors-proxy", cors_proxy.cors_proxy),
+    ("POST", "/cors-proxy", cors_proxy.cors_proxy),
 )
+
+ROUTER_PATHS = ROUTE_PATHS | {path for _, path, _ in OWN_ROUTES}
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -273,6 +284,7 @@ def create_router_app(state: RouterState) -> Starlette:
 
     prefix = settings.api_prefix
     routes: list[BaseRoute] = [Route(prefix + path, handler, methods=[method]) for method, path, handler in OWN_ROUTES]
+    routes += [*disabled_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, PagesFirst(StaticPages(settings.static_path), state.forwarder)))
     else:
@@ -281,7 +293,7 @@ def create_router_app(state: RouterState) -> Starlette:
         routes=routes,
         middleware=[
             Middleware(CorsMiddleware, settings=settings),
-            Middleware(ApiKeyMiddleware, keys=settings.api_keys),
+            Middleware(ApiKeyMiddleware, settings=settings),
             Middleware(BodyLimitMiddleware),
             Middleware(ErrorMiddleware),
         ],

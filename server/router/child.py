@@ -1,7 +1,7 @@
 """What a server does as the child of a router: it tells its state, and ends when the router says so or is gone.
 
 child to router     cmd_child_to_router:state:{"state": "loading", "port": 41231}
-                    ... "downloading"; "loaded" with "model", the entry of /models
+                    ... "downloading"; "loaded" with "model", the entry of /models; "sleeping", and "loaded" again
 router to child     cmd_router_to_child:exit
 """
 

@@ -1,6 +1,6 @@
 """Passes a request on to the child that serves its model, and the answer back as it comes.
 
-The whole way, waiting for the model included, ends when the client goes away.
+The whole way, waiting for the model included, ends when the client goes away, unless the answer is a resumable stream.
 """
 
 from __future__ import annotations
@@ -8,18 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import httpx
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyllama.server.api.generate import in_thread_if_long
 from pyllama.server.errors import InvalidRequest, RequestTimeout, ServerFault, error_body
-from pyllama.server.json_codec import parse_object
+from pyllama.server.followed_stream import until_disconnect
+from pyllama.server.json_codec import parse_json, parse_object
 from pyllama.server.router.instance import Instance
 from pyllama.server.router.pool import Pool
+from pyllama.server.router.streams import StreamOwner, StreamOwners, cancelled_while_waiting
 from pyllama.server.sse import sse_event
+from pyllama.server.stream_replay import CONVERSATION_HEADER
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -35,7 +40,10 @@ CORS = b"access-control-"
 
 
 class Forwarder:
-    """An ASGI application. request_delay: seconds that each request waits, counted as running, for tests."""
+    """An ASGI application. request_delay: seconds that each request waits, counted as running, for tests.
+
+    owners: of the resumable streams that went through here.
+    """
 
     def __init__(self, pool: Pool, *, prefix: str, autoload: bool, timeout: int, request_delay: float = 0.0) -> None:
         self._pool = pool
@@ -43,6 +51,7 @@ class Forwarder:
         self._autoload = autoload
         self._timeout = timeout
         self._request_delay = request_delay
+        self.owners = StreamOwners()
         # A connection per request: a kept one may be closed by the child just when a request is written to it.
         self._transport = httpx.AsyncHTTPTransport(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -59,11 +68,27 @@ class Forwarder:
             return
         except asyncio.TimeoutError:
             raise RequestTimeout(f"the request body did not arrive within {self._timeout} seconds") from None
-        name = await in_thread_if_long(len(body), model_name, request.method, request.query_params, body)
+        target = await in_thread_if_long(len(body), read_target, request.method, request.query_params, body)
         autoload = request.query_params.get("autoload")
         loads = self._autoload if autoload is None else autoload in ("1", "true")
-        passing = asyncio.create_task(self._pass_on(request, name, loads, body, send))
-        leaving = asyncio.create_task(_until_disconnect(receive))
+        conversation = request.headers.get(CONVERSATION_HEADER) if target.streams else None
+        if conversation:
+            await self._pass_on_kept(request, target.model, loads, body, send, conversation)
+        else:
+            await self._pass_on_while_wanted(receive, self._pass_on(request, target.model, loads, body, send))
+
+    def to_model(self, name: str) -> ASGIApp:
+        """Passes requests on to a model that runs, whatever they say themselves. For reading only: no body."""
+
+        async def call(scope: Scope, receive: Receive, send: Send) -> None:
+            passing = self._pass_on(Request(scope, receive), name, False, b"", send)
+            await self._pass_on_while_wanted(receive, passing)
+
+        return call
+
+    async def _pass_on_while_wanted(self, receive: Receive, passing_on: Coroutine[Any, Any, None]) -> None:
+        passing = asyncio.create_task(passing_on)
+        leaving = asyncio.create_task(until_disconnect(receive))
         try:
             await asyncio.wait({passing, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -72,14 +97,76 @@ class Forwarder:
         with contextlib.suppress(asyncio.CancelledError):  # the client has gone: nobody reads an answer
             await passing
 
-    async def _pass_on(self, request: Request, name: str, autoload: bool, body: bytes, send: Send) -> None:
+    async def _pass_on_kept(
+        self, request: Request, name: str, autoload: bool, body: bytes, send: Send, conversation: str
+    ) -> None:
+        """A stream that outlives its client: it is passed on to its end, whoever listens."""
+        owner, before = self.owners.open(conversation, name)
+        if before is not None:
+            await self.stop_stream(before)
+        passing = asyncio.create_task(self._pass_on(request, name, autoload, body, send, owner))
+        owner.passing = passing
+        try:
+            await asyncio.shield(passing)
+        except asyncio.CancelledError:
+            if not owner.is_stopped:  # the router ends
+                passing.cancel()
+                raise
+            raise cancelled_while_waiting() from None
+        finally:
+            self.owners.has_ended(owner)
+
+    async def stop_stream(self, owner: StreamOwner) -> None:
+        """End a stream wherever it is: in the queue for its model, or in the child. Its answer ends with it."""
+        owner.is_stopped = True
+        self.owners.forget(owner)
+        if owner.child is None:
+            if owner.passing is not None:
+                owner.passing.cancel()
+        else:
+            await self._stop_in_child(owner)
+
+    async def _stop_in_child(self, owner: StreamOwner) -> None:
+        if owner.child is not None:
+            await self.ask(owner.child, "DELETE", "/v1/stream?conv_id=" + quote(owner.conversation, safe=""))
+
+    async def ask(self, child: Instance, method: str, path: str, body: bytes = b"") -> Any:
+        """A question of the router's own to a child: its JSON, or None without an answer."""
+        headers = {"authorization": "Bearer " + child.api_key}
+        url = f"http://127.0.0.1:{child.port}{path}"
+        try:
+            response = await self._transport.handle_async_request(
+                httpx.Request(method, url, headers=headers, content=body or None)
+            )
+            content = await response.aread()
+            await response.aclose()
+        except httpx.TransportError as error:
+            log.warning("%s %s: no answer of the child: %s", method, path, error)
+            return None
+        return parse_json(content) if response.status_code == 200 else None
+
+    async def _pass_on(
+        self,
+        request: Request,
+        name: str,
+        autoload: bool,
+        body: bytes,
+        send: Send,
+        owner: StreamOwner | None = None,
+    ) -> None:
         async with self._pool.use(name, autoload=autoload) as child:
             await asyncio.sleep(self._request_delay)
+            if owner is not None:
+                owner.child = child
             try:
                 response = await self._transport.handle_async_request(self._child_request(request, child, body))
             except httpx.TransportError as error:
                 raise ServerFault(f"the process of model '{name}' did not answer: {error or type(error)}") from None
             try:
+                if owner is not None:
+                    owner.is_answered = response.status_code == 200
+                    if owner.is_stopped:  # the word to stop may have come to the child before the request
+                        await self._stop_in_child(owner)
                 await self._send_on(response, name, send)
             finally:
                 await response.aclose()
@@ -111,21 +198,23 @@ class Forwarder:
         return httpx.Request(request.method, url, headers=headers, content=body or None)
 
 
-def model_name(method: str, query: Mapping[str, str], body: bytes) -> str:
-    """Which model a request is for: `model` of a JSON body, else of the query. Raises `InvalidRequest`."""
-    name = None
+class Target(NamedTuple):
+    """What a request is for. streams: whether its answer is asked for as a stream."""
+
+    model: str
+    streams: bool
+
+
+def read_target(method: str, query: Mapping[str, str], body: bytes) -> Target:
+    """`model` of a JSON body, else of the query. Raises `InvalidRequest`."""
+    fields: dict[str, Any] = {}
     if method == "POST" and body:
         try:
-            name = parse_object(body).get("model")
+            fields = parse_object(body)
         except InvalidRequest:  # a form, perhaps: its model is in the query, and the child judges the body
             if "model" not in query:
                 raise
-    name = name or query.get("model")
+    name = fields.get("model") or query.get("model")
     if not isinstance(name, str) or not name:
         raise InvalidRequest("model name is missing from the request")
-    return name
-
-
-async def _until_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    return Target(name, fields.get("stream") is True)

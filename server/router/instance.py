@@ -19,6 +19,7 @@ log = logging.getLogger("pyllama.server.child")
 log.setLevel(logging.DEBUG)  # what a child says was filtered by its own verbosity
 
 LONGEST_LINE = 1 << 20
+SERVING = ("loaded", "sleeping")  # a sleeping child wakes by itself when it is asked
 
 
 class Instance:
@@ -47,7 +48,7 @@ class Instance:
 
     @property
     def is_loaded(self) -> bool:
-        return self.state == "loaded" and not self.is_stopping
+        return self.state in SERVING and not self.is_stopping
 
     async def run(self) -> int:
         """Start the process and see it through to its end: the exit code. Raises `OSError` when it cannot start."""
@@ -79,7 +80,7 @@ class Instance:
         self.is_stopping = True
         if self._process is None:
             return
-        if self.state != "loaded":
+        if self.state not in SERVING:
             self._kill()
             return
         assert self._process.stdin is not None
@@ -135,6 +136,7 @@ def child_environment(environ: Mapping[str, str], api_key: str, router_port: int
         for name in (option.env, option.negated_env)
         if name is not None
     }
+    own |= {name for name in environ if name.startswith("AIP_")}  # the platform asks the router, not its children
     environment = {name: value for name, value in environ.items() if name not in own}
     environment |= {"LLAMA_API_KEY": api_key, "LLAMA_ARG_API_PREFIX": "", "LLAMA_ARG_LOG_FILE": ""}
     environment[PARENT_PORT] = str(router_port)

@@ -221,7 +221,7 @@ class Pool:
         task.add_done_callback(self._running.discard)
 
     def _on_state(self, entry: Entry, instance: Instance) -> None:
-        if instance.is_loaded:
+        if instance.is_loaded and entry.outcome is not None:  # a child that slept was loaded before
             entry.is_asked = False
             entry.last_used = next(self._clock)
             log.info("%s is loaded, port %d", entry.model.name, instance.port)

@@ -22,7 +22,7 @@ OWN_OPTIONS = frozenset({
     *("host", "port", "reuse_port", "alias", "api_key", "api_key_file", "api_prefix", "ssl_key_file", "ssl_cert_file"),
     *("cors_origins", "cors_methods", "cors_headers", "cors_credentials", "path", "ui", "ui_config", "ui_config_file"),
     *("log_file", "log_jsonl", "models_dir", "models_preset", "models_max", "models_autoload"),
-    *("load_on_startup", "stop_timeout", "dedup_cache_models"),
+    *("ui_mcp_proxy", "load_on_startup", "stop_timeout", "dedup_cache_models"),
 })  # fmt: skip
 
 

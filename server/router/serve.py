@@ -10,11 +10,12 @@ from pyllama.options import Options
 from pyllama.options.version import build_label
 from pyllama.server.http_server import HttpServer, announce, run_loop, warn_of_open_doors
 from pyllama.server.listeners import BindError, Listener, open_listeners
-from pyllama.server.router.app import RouterState, create_router_app
+from pyllama.server.router.app import ROUTER_PATHS, RouterState, create_router_app
 from pyllama.server.router.catalog import Sources
 from pyllama.server.router.instance import Instance
 from pyllama.server.router.presets import command_line
 from pyllama.server.settings import settings_from_options
+from pyllama.server.vertex import with_vertex
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -26,7 +27,7 @@ def serve_router(options: Options, argv: Sequence[str], environ: Mapping[str, st
     """Until a signal ends it. Returns the exit code; raises `SettingsError` or `CatalogError`."""
     if options.given("alias"):
         log.warning("--alias has no effect without a model; a preset file gives aliases")
-    settings = settings_from_options(options, "none")
+    settings = with_vertex(settings_from_options(options, "none"), environ, ROUTER_PATHS)
     sources = Sources(environ, options.models_dir, options.models_preset, command_line(argv))
     try:
         listeners = open_listeners(

@@ -29,3 +29,19 @@ def serve() -> Iterator[Callable[..., Any]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., Any]]:
+    """As `serve`, with a `socket_server.SocketServer`: clients connect to its `url`."""
+    from socket_server import SocketServer
+
+    servers: list[SocketServer] = []
+
+    def start(**options: Any) -> SocketServer:
+        servers.append(SocketServer(**options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

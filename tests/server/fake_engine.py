@@ -127,8 +127,8 @@ class FakeSampler:
         self.history += tokens
 
     def set_mask(self, mask: Any) -> None:
-        assert mask.shape == (-(-self.n_vocab // 32),)
-        self.mask = mask.copy()
+        assert mask is None or mask.shape == (-(-self.n_vocab // 32),)
+        self.mask = None if mask is None else mask.copy()
 
     def allows(self, token: int) -> bool:
         if token in self.banned:

@@ -11,7 +11,7 @@ from support_app import THINKING_TEMPLATE, parse_named_events
 
 from pyllama.errors import InvalidArgument
 from pyllama.server.anthropic_request import chat_body
-from pyllama.server.errors import InvalidRequest, NotSupported, ServerFault
+from pyllama.server.errors import InvalidRequest, ServerFault
 
 USER = {"role": "user", "content": "hi"}
 PATH = "/v1/messages"
@@ -27,6 +27,7 @@ def stream(server: Any, **fields: Any) -> list[tuple[str, Any]]:
     return parse_named_events(response.text)
 
 
+@pytest.mark.contract("anthropic 1")
 def test_a_message_has_its_keys_in_order(serve: Any) -> None:
     server = serve()
     result = message(server).json()
@@ -48,6 +49,7 @@ def test_cached_tokens_are_not_counted_as_input(serve: Any) -> None:
     assert again["cache_read_input_tokens"] + again["input_tokens"] == first["input_tokens"]
 
 
+@pytest.mark.contract("anthropic 3")
 @pytest.mark.parametrize("length", [0, 1, 7])
 def test_a_stream_has_the_events_of_one_text_block_and_the_plain_answers_text(serve: Any, length: int) -> None:
     server = serve(engine={"next_token": forced_text("Grüße 🙂".encode()[:length], after=b":")})
@@ -74,6 +76,7 @@ def test_a_stream_has_the_events_of_one_text_block_and_the_plain_answers_text(se
         assert {data["index"] for name, data in events if name.startswith("content_block")} == {0}
 
 
+@pytest.mark.contract("anthropic 10")
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_stop_sequence_ends_the_text_and_is_named(serve: Any, is_stream: bool) -> None:
     server = serve(engine={"next_token": forced_text(b"The quick brown fox", after=b":")})
@@ -96,6 +99,7 @@ def test_only_the_fields_of_this_api_reach_the_sampler() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.contract("anthropic 2")
 def test_system_prompts_go_first_and_a_billing_line_becomes_constant() -> None:
     def system(value: Any) -> Any:
         first = chat_body({"system": value, "messages": [USER]})["messages"][0]
@@ -157,9 +161,19 @@ def test_blocks_of_earlier_turns_become_chat_messages() -> None:
         ({"messages": [USER], "tools": [{}]}, InvalidRequest, r"tools\[0\].name"),
         ({"messages": [USER], "tools": [{"type": "bash_20250124", "name": "bash"}]}, InvalidRequest, "bash_20250124"),
         (
-            {"messages": [USER], "max_tokens": 5000, "thinking": {"type": "enabled", "budget_tokens": 2000}},
-            NotSupported,
+            {"messages": [USER], "thinking": {"type": "enabled", "budget_tokens": "many"}},
+            InvalidRequest,
             "thinking.budget_tokens",
+        ),
+        (
+            {"messages": [USER], "thinking": {"type": "enabled", "budget_tokens": -1}},
+            InvalidRequest,
+            "thinking.budget_tokens",
+        ),
+        (
+            {"messages": [USER], "tools": [{"name": "f"}], "tool_choice": {"type": "tool"}},
+            InvalidRequest,
+            "tool_choice",
         ),
         ({"messages": [USER], "stop_sequences": "x"}, InvalidRequest, "stop_sequences"),
         ({"messages": [USER], "system": [{"type": "image"}]}, ServerFault, "image input"),
@@ -175,7 +189,7 @@ def test_errors_have_the_apis_envelope(serve: Any) -> None:
     for fields, status, kind in (
         ({"messages": None}, 500, "server_error"),
         ({"temperature": "hot"}, 400, "invalid_request_error"),
-        ({"tools": [{"name": "f"}], "tool_choice": {"type": "any"}}, 501, "not_supported_error"),
+        ({"tools": [{"name": "f"}], "tool_choice": {"type": "tool", "name": "g"}}, 400, "invalid_request_error"),
         ({"messages": [{"role": "user", "content": "x" * 2000}], "stream": True}, 400, "exceed_context_size_error"),
     ):
         response = message(server, **fields)
@@ -201,6 +215,7 @@ def test_a_failure_in_a_stream_is_an_error_event_and_the_last(serve: Any) -> Non
     assert (name, data["type"], data["error"]["message"]) == ("error", "error", "broken on purpose")
 
 
+@pytest.mark.contract("anthropic 4")
 def test_tokens_are_counted_as_the_answer_counts_them(serve: Any) -> None:
     server = serve()
     body = {"messages": [USER], "system": "be brief"}
@@ -246,7 +261,8 @@ def test_thoughts_are_a_block_of_their_own_before_the_text(serve: Any, text: str
     assert blocks == content
 
 
-TOOLS = [{"name": "weather", "description": "Weather of a place", "input_schema": {"type": "object", "properties": {}}}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"name": "weather", "description": "Weather of a place", "input_schema": CITY}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris 🙂"}}\n</tool_call>'
 
 
@@ -256,12 +272,14 @@ def test_tools_are_shown_to_the_chat_layer() -> None:
     body = chat_body({"messages": [USER], "tools": TOOLS, "tool_choice": choice})
     assert body["tools"] == [{"type": "function", "function": function}]
     assert (body["tool_choice"], body["parallel_tool_calls"]) == ("auto", False)
-    for kind, expected in (("any", "required"), ("tool", "required"), ("none", "none"), ("other", None)):
+    named = {"type": "function", "function": {"name": "weather"}}
+    for kind, expected in (("any", "required"), ("tool", named), ("none", "none"), ("other", None)):
         choice = {"type": kind, "name": "weather"}
         assert chat_body({"messages": [USER], "tools": TOOLS, "tool_choice": choice}).get("tool_choice") == expected
 
 
-@pytest.mark.parametrize("text", [CALL, f"<think>hm</think>I look.\n{CALL}\n{CALL}", f"{CALL}\nDone.", "no call"])
+@pytest.mark.contract("anthropic 5", "anthropic 8", "anthropic 12")
+@pytest.mark.parametrize("text", [CALL, f"<think>hm</think>I look.\n{CALL}\n{CALL}", "no call"])
 def test_calls_are_blocks_and_the_streams_blocks_are_the_plain_answers(serve: Any, text: str) -> None:
     server = serve(
         n_ctx=4096,
@@ -293,3 +311,123 @@ def test_calls_are_blocks_and_the_streams_blocks_are_the_plain_answers(serve: An
     assert blocks == plain["content"]
     reason = "tool_use" if calls else "end_turn"
     assert plain["stop_reason"] == dict(events)["message_delta"]["delta"]["stop_reason"] == reason
+
+
+# Renders thoughts of every turn, and calls and results of tools.
+REMEMBERING = """\
+{%- for m in messages -%}
+    {{- m.role ~ ':' -}}
+    {%- if m.reasoning_content -%}{{- '<think>' ~ m.reasoning_content ~ '</think>' -}}{%- endif -%}
+    {{- m.content or '' -}}
+    {%- for call in m.tool_calls or [] -%}
+        {{- '<tool_call>' ~ ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) -}}
+        {{- '</tool_call>' -}}
+    {%- endfor -%}
+    {{- '\\n' -}}
+{%- endfor -%}
+{%- if tools -%}{{- tools | tojson -}}{%- endif -%}
+{%- if add_generation_prompt -%}{{- 'assistant:' -}}{%- endif -%}
+"""
+
+
+def tool_turn(name: str, thought: str, result: Any = "42", **fields: Any) -> list[dict[str, Any]]:
+    """An answer that calls a tool, and what the tool said."""
+    call = {"type": "tool_use", "id": name, "name": "weather", "input": {"city": name}}
+    thoughts = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+    told = {"type": "tool_result", "tool_use_id": name, "content": result, **fields}
+    return [{"role": "assistant", "content": [*thoughts, call]}, {"role": "user", "content": [told]}]
+
+
+@pytest.mark.contract("anthropic 2")
+def test_a_conversation_with_texts_and_blocks_is_answered(serve: Any) -> None:
+    server = serve()
+    turns = [
+        USER,
+        {"role": "assistant", "content": [{"type": "text", "text": "hello"}]},
+        {"role": "user", "content": [{"type": "text", "text": "and"}, {"type": "text", "text": "now?"}]},
+    ]
+    counted = server.post(PATH + "/count_tokens", {"messages": turns, "system": "be brief"}).json()
+    result = message(server, messages=turns, system=[{"type": "text", "text": "be brief"}]).json()
+    assert result["content"][0]["text"]
+    usage = result["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"]
+
+
+@pytest.mark.contract("anthropic 6")
+@pytest.mark.parametrize(
+    ("result", "fields"),
+    [
+        ("42", {}),
+        ([{"type": "text", "text": "42"}], {}),
+        ("it is not there", {"is_error": True}),
+        ([], {}),
+    ],
+)
+@pytest.mark.parametrize("with_text", [False, True])
+def test_results_of_tools_are_taken(serve: Any, result: Any, fields: Any, with_text: bool) -> None:
+    server = serve(template=REMEMBERING)
+    turns = [USER, *tool_turn("Paris", "", result, **fields)]
+    if with_text:
+        turns[-1]["content"].append({"type": "text", "text": "what does it mean?"})
+    assert message(server, messages=turns, tools=TOOLS).status_code == 200
+
+
+@pytest.mark.contract("anthropic 7")
+@pytest.mark.parametrize("in_result", [False, True])
+def test_pictures_on_a_text_model_are_refused_by_their_name(serve: Any, in_result: bool) -> None:
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
+    turns = [USER, *tool_turn("Paris", "", [picture])] if in_result else [{"role": "user", "content": [picture]}]
+    response = message(serve(template=REMEMBERING), messages=turns)
+    assert response.status_code == 500
+    assert "image input is not supported" in response.json()["error"]["message"]
+
+
+@pytest.mark.contract("anthropic 10")
+def test_settings_of_this_api_are_accepted(serve: Any) -> None:
+    fields = {
+        "stop_sequences": ["END"], "temperature": 0.5, "top_p": 0.9, "top_k": 5, "metadata": {"user_id": "me"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }  # fmt: skip
+    assert message(serve(), **fields).json()["content"]
+
+
+@pytest.mark.contract("anthropic 11")
+def test_missing_messages_are_an_error_and_none_are_answered(serve: Any) -> None:
+    server = serve()
+    assert server.post(PATH, {"max_tokens": 4}).status_code >= 400
+    assert message(server, messages=[]).json()["content"]
+
+
+@pytest.mark.contract("anthropic 13", "anthropic 14")
+def test_thoughts_of_earlier_turns_are_in_the_prompt(serve: Any) -> None:
+    server = serve(template=REMEMBERING, n_ctx=4096)
+
+    def counted(*thoughts: str) -> int:
+        turns = [USER]
+        for index, thought in enumerate(thoughts):
+            turns += tool_turn(f"city {index}", thought)
+        found = server.post(PATH + "/count_tokens", {"messages": turns, "tools": TOOLS})
+        assert found.status_code == 200, found.text
+        return int(found.json()["input_tokens"])
+
+    assert counted("", "so", "") - counted("", "", "") == len("<think>so</think>")
+    assert counted("first", "so") - counted("", "") == len("<think>first</think><think>so</think>")
+
+
+def test_a_call_can_be_demanded_and_thoughts_have_a_limit(serve: Any) -> None:
+    """Known faults E17, E18 and E22."""
+    template = THINKING_TEMPLATE.replace("assistant:", "assistant^<think>") + "{# <tool_call> #}"
+    server = serve(
+        n_ctx=4096, template=template, engine={"next_token": forced_text(b"<think>hm and hm again", after=b"^")}
+    )
+    fields = {
+        "max_tokens": 1000,
+        "tools": [*TOOLS, {"name": "clock", "input_schema": {"type": "object", "properties": {}}}],
+        "thinking": {"type": "enabled", "budget_tokens": 6},
+    }
+    for choice in ({"type": "any"}, {"type": "tool", "name": "clock"}):
+        content = message(server, **fields, tool_choice=choice).json()["content"]
+        assert [block["type"] for block in content] == ["thinking", "tool_use"]
+        assert content[0]["thinking"] == "hm and"
+        if choice["type"] == "tool":
+            assert (content[1]["name"], content[1]["input"]) == ("clock", {})

@@ -237,6 +237,19 @@ def test_text_parts_are_joined_by_a_line_break_and_developer_may_speak(serve: An
     assert text == "system:be brief;user:a\nb;"
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": []}, {"content": ""}])
+def test_no_content_is_an_empty_text_for_every_template(serve: Any, content: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    text = (
+        "{{ m.role + '<' + m.content + '>' }}{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+    )
+    server = serve(template="{% for m in messages %}" + text + "{% endfor %}{{ tools }}")
+    messages = [{"role": "assistant", "tool_calls": [call], **content}, USER]
+    assert rendered(server, *messages).startswith("assistant<>fuser<hi>")
+    if content:
+        assert rendered(server, {"role": "user", **content}).startswith("user<>")
+
+
 @pytest.mark.contract("chat 6", "chat 7")
 def test_the_last_assistant_message_is_continued(serve: Any) -> None:
     server = serve()
@@ -247,6 +260,8 @@ def test_the_last_assistant_message_is_continued(serve: Any) -> None:
         server, USER, {"role": "assistant", "content": "Once"}, continue_final_message=True, add_generation_prompt=False
     )
     assert explicit == "user: hi\nassistant:Once"
+    alone = rendered(server, USER, {"role": "assistant", "content": "Once"}, add_generation_prompt=False)
+    assert alone == "user: hi\nassistant:Once"
     off = serve(prefill_assistant=False)
     assert rendered(off, USER, {"role": "assistant", "content": "Once"}) == "user: hi\nassistant: Once\nassistant:"
     assert rendered(server, USER, add_generation_prompt=False) == "user: hi\n"
@@ -292,7 +307,7 @@ def test_template_variables_come_from_server_and_request(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, 501),
+        ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, 200),
         ({"tools": []}, 200),
         ({"tools": None, "tool_choice": "auto"}, 200),
         ({"tools": "x"}, 400),
@@ -303,7 +318,8 @@ def test_template_variables_come_from_server_and_request(serve: Any) -> None:
         ({"reasoning_format": "none"}, 200),
         ({"reasoning_format": "deepseek"}, 200),
         ({"reasoning_format": "sound"}, 500),
-        ({"reasoning_budget_tokens": 5}, 501),
+        ({"reasoning_budget_tokens": 5}, 200),
+        ({"reasoning_budget_tokens": -2}, 400),
         ({"reasoning_budget_tokens": -1}, 200),
         ({"samplers": ["infill"]}, 501),
         ({"mirostat": 2}, 200),
@@ -318,6 +334,17 @@ def test_features_that_do_not_exist_yet_are_named_and_neutral_values_accepted(
     if status == 501:
         assert response.json()["error"]["type"] == "not_supported_error"
         assert f"'{next(iter(fields))}'" in response.json()["error"]["message"]
+
+
+def test_the_native_result_of_a_verbose_stream_comes_with_its_end(serve: Any) -> None:
+    server = serve()
+    body = {"messages": [USER], "max_tokens": 3, "verbose": True}
+    *_, final = server.events("/v1/chat/completions", body)[:-1]
+    assert list(final)[-2:] == ["timings", "__verbose"]
+    assert final["__verbose"]["prompt"] == "user: hi\nassistant:"
+    *_, final, usage = server.events("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})[:-1]
+    assert ("__verbose" in final, "__verbose" in usage) == (True, False)
+    assert ("timings" in final, "timings" in usage) == (False, True)
 
 
 def test_n_predict_beats_max_tokens(serve: Any) -> None:

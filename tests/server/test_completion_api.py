@@ -366,8 +366,14 @@ def test_verbose_adds_the_native_result(serve: Any) -> None:
     result = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 2, "verbose": True}).json()
     assert result["__verbose"]["prompt"] == "abc"
     assert "__verbose" not in server.post("/v1/completions", {"prompt": "abc", "max_tokens": 2}).json()
-    events = server.events("/v1/completions", {"prompt": "abc", "max_tokens": 2, "verbose": True})
-    assert ["__verbose" in event for event in events[:-1]] == [False, False, True]
+    body = {"prompt": "abc", "max_tokens": 2, "verbose": True, "n_probs": 1, "seed": 1, "return_progress": True}
+    events = server.events("/v1/completions", body)[:-1]
+    native = server.events("/completion", body)
+    for event, expected in zip(events, native, strict=True):
+        shown = event["__verbose"]
+        assert list(shown) == list(expected)
+        assert (shown["content"], shown["tokens"]) == (expected["content"], expected["tokens"])
+        assert shown.get("completion_probabilities") == expected.get("completion_probabilities")
 
 
 def test_a_failure_during_generation_is_sent_in_band_and_ends_the_stream(serve: Any) -> None:

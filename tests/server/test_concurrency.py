@@ -10,58 +10,12 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fake_engine import PAGE, FakeSampler, pseudo_random_token
-from support_app import FakeServer, parse_events
-
-
-class SocketServer(FakeServer):
-    """The application behind uvicorn on a free port."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        config = uvicorn.Config(self.app, log_config=None, access_log=False, lifespan="off")
-        self.uvicorn = uvicorn.Server(config)
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self.socket.getsockname()[1]
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
-        while not self.uvicorn.started:
-            time.sleep(0.01)
-
-    def _run(self) -> None:
-        async def serve() -> None:
-            self.state.event_loop = asyncio.get_running_loop()
-            await self.uvicorn.serve(sockets=[self.socket])
-
-        asyncio.run(serve())
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def close(self) -> None:
-        self.uvicorn.should_exit = True
-        self.thread.join(10)
-        super().close()
-
-
-@pytest.fixture
-def listen() -> Iterator[Any]:
-    servers: list[SocketServer] = []
-
-    def start(**options: Any) -> SocketServer:
-        servers.append(SocketServer(**options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+from support_app import parse_events
 
 
 def lone_text(prompt: str, n: int) -> str:

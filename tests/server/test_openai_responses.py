@@ -32,6 +32,7 @@ def messages(value: Any, **fields: Any) -> Any:
     return chat_body({"input": value, **fields})["messages"]
 
 
+@pytest.mark.contract("responses 1")
 def test_a_response_is_complete_for_a_typed_client(serve: Any) -> None:
     result = respond(serve(), instructions="be brief", metadata={"a": "b"}).json()
     assert list(result)[:8] == [
@@ -56,6 +57,7 @@ def test_the_limit_is_said_and_so_is_a_complete_answer(serve: Any) -> None:
     assert whole["output"][0]["content"][0]["text"] == "done"
 
 
+@pytest.mark.contract("responses 2")
 @pytest.mark.parametrize("text", ["", "x", "Grüße 🙂"])
 def test_a_streams_events_are_in_order_and_sum_up_to_the_plain_answer(serve: Any, text: str) -> None:
     server = serve(engine={"next_token": forced_text(text.encode(), after=b":")})
@@ -94,6 +96,7 @@ def test_a_streams_events_are_in_order_and_sum_up_to_the_plain_answer(serve: Any
         assert by_name["response.output_item.done"]["item"] == final["output"][0]
 
 
+@pytest.mark.contract("responses 3")
 def test_progress_is_in_the_in_progress_events_and_timings_with_the_last_of_a_group(serve: Any) -> None:
     server = serve(n_batch=32, n_slots=1)
     events = stream(server, input="word " * 30, timings_per_token=True, return_progress=True)
@@ -196,7 +199,6 @@ def test_the_form_of_the_answer_is_that_of_a_chat_request(serve: Any) -> None:
         ({"tools": [{"type": "function"}]}, InvalidRequest, r"tools\[0\].name"),
         ({"text": {"format": {"type": "json_schema"}}}, InvalidRequest, "text.format.schema"),
         ({"text": {"format": {"type": "yaml"}}}, InvalidRequest, "text.format.*'yaml'"),
-        ({"include": ["message.output_text.logprobs"]}, NotSupported, "top_logprobs"),
         ({"n": 2}, InvalidRequest, "'n'"),
     ],
 )
@@ -322,4 +324,69 @@ def test_calls_are_items_and_the_streams_items_are_the_plain_answers(serve: Any)
     result = {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "sunny"}
     again = respond(server, input=[{"role": "user", "content": "hi"}, *final, result], tools=[TOOL])
     assert again.status_code == 200
-    assert respond(server, tools=[TOOL], tool_choice="required").status_code == 501
+
+
+INCLUDE = ["message.output_text.logprobs"]
+
+
+@pytest.mark.parametrize("fields", [{"top_logprobs": 2}, {"include": INCLUDE, "top_logprobs": 2}, {"include": INCLUDE}])
+def test_log_probabilities_stand_beside_the_text_of_the_message(serve: Any, fields: dict[str, Any]) -> None:
+    text = "Grüße 🙂"
+    server = serve(engine={"next_token": forced_text(text.encode(), after=b":")})
+    fields = {"input": "", "max_output_tokens": 50, "temperature": 0, **fields}
+    plain = respond(server, **fields).json()
+    (part,) = plain["output"][0]["content"]
+    Response.model_validate(plain)
+    chat = server.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": ""}], "max_tokens": 50, "temperature": 0, "logprobs": True,
+         "top_logprobs": fields.get("top_logprobs", 0)},
+    ).json()  # fmt: skip
+    told = chat["choices"][0]["logprobs"]["content"]
+    assert part["logprobs"] == [record for record in told if record["bytes"]]
+    assert bytes(byte for record in part["logprobs"] for byte in record["bytes"]).decode() == text
+    assert {len(record["top_logprobs"]) for record in part["logprobs"]} == {fields.get("top_logprobs", 0)}
+    events = stream(server, **fields)
+    reader = TypeAdapter(ResponseStreamEvent)
+    for _, data in events:
+        reader.validate_python(data)
+    deltas = [data for name, data in events if name == "response.output_text.delta"]
+    assert [record for data in deltas for record in data["logprobs"]] == part["logprobs"]
+    for data in deltas:
+        assert bytes(byte for record in data["logprobs"] for byte in record["bytes"]).decode() == data["delta"]
+    by_name = dict(events)
+    assert by_name["response.output_text.done"]["logprobs"] == part["logprobs"]
+    assert by_name["response.content_part.done"]["part"] == part
+    assert by_name["response.completed"]["response"]["output"][0]["content"] == [part]
+
+
+@pytest.mark.parametrize("text", ["<think>\nb b\n</think>\n\nbe b", "<think>be</think>be", "be <b"])
+def test_log_probabilities_are_those_of_the_message_alone(serve: Any, text: str) -> None:
+    server = serve(template=THINKING_TEMPLATE, engine={"next_token": forced_text(text.encode(), after=b":")})
+    fields = {"input": "", "max_output_tokens": 90, "temperature": 0, "include": INCLUDE}
+    message = respond(server, **fields).json()["output"][-1]
+    (part,) = message["content"]
+    assert bytes(byte for record in part["logprobs"] for byte in record["bytes"]).decode() == part["text"]
+    events = stream(server, **fields)
+    assert dict(events)["response.output_text.done"]["logprobs"] == part["logprobs"]
+
+
+def test_without_asking_there_are_no_log_probabilities(serve: Any) -> None:
+    server = serve()
+    assert respond(server).json()["output"][0]["content"][0]["logprobs"] == []
+    assert all(not data.get("logprobs") for _, data in stream(server))
+    assert respond(server, top_logprobs="x").status_code == 400
+    assert respond(server, top_logprobs=-1).status_code == 400
+
+
+def test_a_call_can_be_demanded(serve: Any) -> None:
+    clock = {"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}
+    server = serve(n_ctx=4096, template=THINKING_TEMPLATE + "{# <tool_call> #}")
+    named = {"type": "function", "name": "clock"}
+    for choice in (named, {"type": "allowed_tools", "mode": "required", "tools": [named]}):
+        fields = {"tools": [TOOL, clock], "tool_choice": choice, "reasoning": {"effort": "none"}}
+        (item,) = respond(server, max_output_tokens=500, parallel_tool_calls=False, **fields).json()["output"]
+        assert (item["type"], item["name"], json.loads(item["arguments"])) == ("function_call", "clock", {})
+    unknown = {"type": "function", "name": "nothing"}
+    assert respond(server, tools=[TOOL], tool_choice=unknown).status_code == 400
+    assert respond(server, tool_choice="required").status_code == 400

@@ -258,6 +258,7 @@ def test_openai_errors_are_the_clients_own_classes(client: openai.OpenAI) -> Non
         client.completions.create(model="any", prompt="word " * 5000)
 
 
+@pytest.mark.contract("responses 1", "responses 2")
 def test_openai_responses_plain_and_streamed_give_the_text_of_the_chat(client: openai.OpenAI) -> None:
     question = "Say hello in French."
     options: dict[str, Any] = {"model": "any", "input": question, "max_output_tokens": 12, "temperature": 0}

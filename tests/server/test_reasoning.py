@@ -188,7 +188,6 @@ def test_a_block_that_the_prompt_opened_needs_no_start_tag(serve: Any) -> None:
     [
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"reasoning_effort": "none"},
-        {"reasoning_budget_tokens": 0},
     ],
 )
 def test_without_thinking_the_text_is_content(serve: Any, template: str, fields: dict[str, Any]) -> None:
@@ -209,20 +208,6 @@ def test_the_server_turns_thinking_off_and_requests_turn_it_on_again(serve: Any)
     )
     assert rendered(server) == "low False"
     assert rendered(server, reasoning_effort="high") == "high False"
-
-
-def test_a_budget_of_zero_closes_the_block_after_the_servers_words(serve: Any) -> None:
-    for template in (OPENING, SILENT):
-        server = serve(template=template, reasoning_budget=0, reasoning_budget_message="Enough.")
-        assert rendered(server).endswith("assistant|<think>\nEnough.\n</think>\n\n")
-        assert rendered(server, chat_template_kwargs={"enable_thinking": False}).endswith("<think>\n\n</think>\n\n")
-
-
-@pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_budget_tokens"])
-def test_a_limit_on_thoughts_is_refused_by_name(serve: Any, name: str) -> None:
-    response = serve(template=OPENING).post("/v1/chat/completions", {"messages": [USER], name: 5, "max_tokens": 1})
-    assert response.status_code == 501
-    assert name in response.json()["error"]["message"]
 
 
 def test_an_assistant_message_with_thoughts_is_continued(serve: Any) -> None:

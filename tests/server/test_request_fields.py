@@ -82,6 +82,14 @@ def test_hard_limits_refuse_with_the_documented_text() -> None:
         read({"max_tokens": -2})
     with pytest.raises(InvalidRequest, match="Field 'n': Value must be between 1 <= value <= 4, but got 5"):
         read({"n": 5})
+    with pytest.raises(InvalidRequest, match="Field 'n_cmpl': Value must be between 1 <= value <= 4, but got 0"):
+        read({"n_cmpl": False})
+    with pytest.raises(InvalidRequest, match="'t_max_predict_ms': Value must be between -1 <= value <= 9223372036854"):
+        read({"t_max_predict_ms": -2})
+    assert read({"t_max_predict_ms": 10**12}).t_max_predict_ms == 10**12
+    for breakers in ([], "x", 5, {}, [1], ["a", None]):
+        with pytest.raises(InvalidRequest, match="Error: dry_sequence_breakers must be a non-empty array of strings"):
+            read({"dry_sequence_breakers": breakers})
 
 
 def test_soft_limits_clamp() -> None:

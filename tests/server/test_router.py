@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from real_process import ServerProcess
 from support_app import parse_events
 
-from support.hub_server import running_hub
+from support.hub_server import HubServer, running_hub
 from support.tiny_llama import write_tiny_llama
 
 pytest.importorskip("pyllama._engine", reason="needs the native module")
@@ -35,14 +36,17 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start_router(folder: Path, models: Path, *arguments: str) -> ServerProcess:
+def start_router(
+    folder: Path, models: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
     """Every model with one thread and little context; the cache is empty."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith("HF_") and name != "HF_ENDPOINT":
                 patch.delenv(name)
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        router = ServerProcess(folder, "--models-dir", str(models), "-t", "1", "-c", "1024", *arguments)
+        folder_of_models = ("--models-dir", str(models))
+        router = ServerProcess(folder, *folder_of_models, "-t", "1", "-c", "1024", *arguments, environment=environment)
     router.wait_ready()
     return router
 
@@ -113,6 +117,7 @@ def message(response: httpx.Response, status: int) -> str:
 # ---- one router for all
 
 
+@pytest.mark.contract("router 1")
 def test_the_router_answers_for_itself(router: ServerProcess) -> None:
     assert httpx.get(router.url + "/health").json() == {"status": "ok"}
     props = httpx.get(router.url + "/props").json()
@@ -140,6 +145,7 @@ def test_the_model_of_the_body_or_the_query_or_an_alias_answers(router: ServerPr
     assert props["model_path"].endswith("b.gguf")
 
 
+@pytest.mark.contract("router 2")
 def test_streams_arrive_whole_and_with_their_headers(router: ServerProcess) -> None:
     plain = router.post("/completion", {**BODY, "model": "a"}).json()
     streamed = router.post("/completion", {**BODY, "model": "a", "stream": True})
@@ -153,6 +159,7 @@ def test_streams_arrive_whole_and_with_their_headers(router: ServerProcess) -> N
         assert {chunk.model for chunk in chunks} == {"a"}
 
 
+@pytest.mark.contract("router 2")
 def test_requests_without_a_usable_model_are_refused(router: ServerProcess) -> None:
     missing = "model name is missing from the request"
     assert message(router.post("/completion", BODY), 400) == missing
@@ -191,6 +198,7 @@ def test_slot_files_work_through_the_router(router: ServerProcess) -> None:
     assert len(slots) == 4
 
 
+@pytest.mark.contract("router 4")
 def test_loading_over_the_limit_unloads_the_model_unused_for_longest(router: ServerProcess) -> None:
     for name in ("a", "b", "a", "c"):
         router.post("/tokenize", {"model": name, "content": "x"})
@@ -218,6 +226,7 @@ def test_a_model_that_cannot_be_loaded_is_reported(router: ServerProcess) -> Non
     assert "exiting due to model loading error" in router.log
 
 
+@pytest.mark.contract("router 3", "own 32")
 def test_load_and_unload_in_the_background_with_events(router: ServerProcess) -> None:
     states: list[Any] = []
     ready = threading.Event()
@@ -287,6 +296,7 @@ def test_a_child_that_is_killed_is_reported_and_started_again(router: ServerProc
     assert router.post("/completion", {**BODY, "model": "x"}).status_code == 200
 
 
+@pytest.mark.contract("own 33")
 def test_a_child_that_hangs_is_killed_when_its_time_to_stop_is_over(router: ServerProcess) -> None:
     router.post("/models/unload", {"model": "x"})
     wait_status(router, "x", "unloaded")
@@ -303,6 +313,7 @@ def test_a_child_that_hangs_is_killed_when_its_time_to_stop_is_over(router: Serv
 # ---- routers of their own
 
 
+@pytest.mark.contract("router 10", "router 11")
 def test_without_autoload_a_key_is_asked_and_models_load_only_when_told(launch: Callable[..., ServerProcess]) -> None:
     router = launch("--no-models-autoload", "--api-key", "secret", "--api-prefix", "/p", "--cors-origins", "localhost")
     url, key = router.url + "/p", {"Authorization": "Bearer secret"}
@@ -316,8 +327,16 @@ def test_without_autoload_a_key_is_asked_and_models_load_only_when_told(launch: 
         assert answer.status_code == 200
         assert "access-control-allow-origin" not in answer.headers
         assert client.post("/completion", json={**BODY, "model": "a"}).status_code == 200
+        assert client.post("/models/load", json={"model": "b"}).json() == {"success": True}
+        wait_for(lambda: {m["id"]: m["status"]["value"] for m in client.get("/models").json()["data"]}["b"] == "loaded")
+        assert client.post("/completion", json={**BODY, "model": "b"}).status_code == 200
+        assert client.post("/models/unload", json={"model": "b"}).json() == {"success": True}
+        for path in ("/models", "/models/load", "/models/unload", "/tokenize"):
+            assert httpx.post(url + path, json={"model": "b"}).status_code == 401
+        assert httpx.get(url + "/models/sse").status_code == 401
 
 
+@pytest.mark.contract("router 12")
 def test_a_preset_is_read_again_and_models_load_at_the_start(
     launch: Callable[..., ServerProcess], models: Path, tmp_path: Path
 ) -> None:
@@ -348,6 +367,7 @@ def test_no_child_outlives_the_router(launch: Callable[..., ServerProcess], numb
     wait_for(lambda: not any(map(is_alive, pids)), 10)
 
 
+@pytest.mark.contract("router 16")
 def test_a_model_is_downloaded_served_and_deleted(
     launch: Callable[..., ServerProcess], models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,3 +387,78 @@ def test_a_model_is_downloaded_served_and_deleted(
     assert httpx.delete(router.url + "/models", params={"model": "user/tiny:F32"}).json() == {"success": True}
     assert "user/tiny:F32" not in statuses(router)
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size > 1000] == []
+
+
+@contextlib.contextmanager
+def hub_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """An imitation of the hub that routers which start now use."""
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        yield hub
+
+
+@pytest.mark.contract("router 15")
+def test_a_download_at_the_limit_of_models_disturbs_nobody(
+    launch: Callable[..., ServerProcess], models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub_of(monkeypatch) as hub:
+        hub.repos["user/tiny"] = {"tiny-F32.gguf": (models / "b.gguf").read_bytes()}
+        router = launch("--models-max", "1")
+        router.post("/tokenize", {"model": "a", "content": "x"})
+        (pid,) = children(router)
+        name, told = "user/tiny:F32", []
+        with httpx.stream("GET", router.url + "/models/sse", timeout=30) as response:
+            assert router.post("/models", {"model": name}).json() == {"success": True}
+            for line in response.iter_lines():
+                event = json.loads(line.removeprefix("data: ")) if line else {"model": ""}
+                if event["model"] == name:
+                    told.append(event["event"])
+                    if event["event"] == "download_finished":
+                        break
+    assert told[0] == "status_change"
+    assert "download_progress" in told[:-1]
+    assert statuses(router) | {"broken": ""} == {
+        "a": "loaded",
+        "b": "unloaded",
+        "broken": "",
+        "c": "unloaded",
+        name: "unloaded",
+    }
+    assert children(router) == [pid]
+    assert router.post("/completion", {**BODY, "model": name}).json()["model"] == name
+    assert statuses(router)["a"] == "unloaded"
+
+
+@pytest.mark.contract("router 13")
+def test_a_hidden_twin_of_a_preset_still_answers(
+    launch: Callable[..., ServerProcess], models: Path, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "cache/huggingface/hub/models--user--tiny/snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "tiny-F32.gguf").symlink_to(models / "a.gguf")
+    preset = tmp_path / "preset.ini"
+    preset.write_text("[mine]\nhf-repo = user/tiny:F32\ndedup-cache-models = 1\n")
+    router = launch("--models-preset", str(preset), "--offline")
+    assert "user/tiny:F32" not in statuses(router)
+    assert router.post("/completion", {**BODY, "model": "user/tiny:F32"}).json()["model"] == "user/tiny:F32"
+    assert router.post("/completion", {**BODY, "model": "mine"}).json()["model"] == "mine"
+    preset.write_text("[mine]\nhf-repo = user/tiny:F32\n")
+    httpx.get(router.url + "/models?reload=1")
+    assert "user/tiny:F32" in statuses(router)
+
+
+def test_a_sleeping_model_is_shown_so_and_wakes_for_a_request(launch: Callable[..., ServerProcess]) -> None:
+    router = launch("--sleep-idle-seconds", "1")
+    first = router.post("/completion", {**BODY, "model": "a"}).json()
+    wait_status(router, "a", "sleeping")
+    assert httpx.get(router.url + "/props", params={"model": "a"}, timeout=30).json()["is_sleeping"] is True
+    assert statuses(router)["a"] == "sleeping"
+    assert router.post("/completion", {**BODY, "model": "a"}).json()["content"] == first["content"]
+    assert statuses(router)["a"] == "loaded"
+    wait_status(router, "a", "sleeping")
+    assert router.post("/models/unload", {"model": "a"}).json() == {"success": True}
+    wait_status(router, "a", "unloaded")
+    assert "is killed" not in router.log

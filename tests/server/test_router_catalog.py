@@ -174,6 +174,7 @@ def test_a_wrong_preset_file_is_refused_with_the_reason(tmp_path: Path, preset: 
     assert "preset.ini" in str(caught.value) or "alias" in str(caught.value)
 
 
+@pytest.mark.contract("router 13")
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_cached_twins_of_presets_are_hidden_on_request(tmp_path: Path, everywhere: bool) -> None:
     snapshot = cache(tmp_path, "m-Q4_0.gguf", "m-Q8_0.gguf", "m-F16.gguf")

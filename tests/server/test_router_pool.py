@@ -10,6 +10,7 @@ import pytest
 
 from pyllama.server.errors import InvalidRequest, NotFound, ServerFault, Unavailable
 from pyllama.server.router.catalog import CatalogModel
+from pyllama.server.router.instance import SERVING
 from pyllama.server.router.pool import Pool
 
 
@@ -30,7 +31,7 @@ class FakeInstance:
 
     @property
     def is_loaded(self) -> bool:
-        return self.state == "loaded" and not self.is_stopping
+        return self.state in SERVING and not self.is_stopping
 
     async def run(self) -> int:
         await asyncio.sleep(0)
@@ -42,7 +43,10 @@ class FakeInstance:
         return self.exit_code
 
     def finish_loading(self) -> None:
-        self.state = "loaded"
+        self.tell("loaded")
+
+    def tell(self, state: str) -> None:
+        self.state = state
         self._on_state(self)
 
     def stop(self, timeout: float) -> None:
@@ -129,6 +133,7 @@ def test_without_a_limit_nothing_is_unloaded() -> None:
     play(0, scene)
 
 
+@pytest.mark.contract("router 5")
 def test_a_model_with_requests_is_never_unloaded_and_the_next_waits_for_its_end() -> None:
     async def scene(world: World) -> None:
         done = asyncio.Event()
@@ -146,6 +151,7 @@ def test_a_model_with_requests_is_never_unloaded_and_the_next_waits_for_its_end(
     play(1, scene)
 
 
+@pytest.mark.contract("router 8")
 def test_loads_start_in_the_order_in_which_they_were_asked_for() -> None:
     async def scene(world: World) -> None:
         done = asyncio.Event()
@@ -160,6 +166,38 @@ def test_loads_start_in_the_order_in_which_they_were_asked_for() -> None:
     assert play(1, scene).log == ["a", "c", "b", "d"]
 
 
+@pytest.mark.contract("router 6")
+def test_requests_for_one_model_share_its_place_and_the_busy_model_stays() -> None:
+    async def scene(world: World) -> None:
+        done = asyncio.Event()
+        busy = asyncio.create_task(world.use("a", done.wait()))
+        await settle()
+        await world.use("b")
+        assert await asyncio.gather(*(world.use("c") for _ in range(3))) == ["c"] * 3
+        assert world.loaded == {"a", "c"}
+        done.set()
+        assert await busy == "a"
+
+    assert play(2, scene).log == ["a", "b", "c"]
+
+
+@pytest.mark.contract("router 9")
+def test_two_that_wait_for_an_idle_model_are_both_served() -> None:
+    async def scene(world: World) -> None:
+        done = asyncio.Event()
+        busy = asyncio.create_task(world.use("a", done.wait()))
+        await settle()
+        waiting = [asyncio.create_task(world.use("b")) for _ in range(2)]
+        await settle()
+        assert not any(task.done() for task in waiting)
+        done.set()
+        assert await asyncio.gather(busy, *waiting) == ["a", "b", "b"]
+        assert world.loaded == {"b"}
+
+    assert play(1, scene).log == ["a", "b"]
+
+
+@pytest.mark.contract("router 7")
 def test_a_client_that_leaves_the_queue_takes_its_load_along() -> None:
     async def scene(world: World) -> None:
         done = asyncio.Event()
@@ -306,6 +344,24 @@ def test_a_request_during_the_unloading_loads_anew() -> None:
         assert await world.use("a") == "a"
 
     assert play(1, scene).log == ["a", "a"]
+
+
+def test_a_model_that_sleeps_is_shown_so_serves_and_may_make_room() -> None:
+    async def scene(world: World) -> None:
+        await world.use("a")
+        a = world.instances["a"]
+        for state in ("sleeping", "loaded", "sleeping"):
+            a.tell(state)
+            assert world.pool.entries["a"].status == state
+            assert await world.use("a") == "a"
+        told = [data["status"] for name, _, data in world.events if name == "a"]
+        assert told == ["loading", "loading", "loaded", "sleeping", "loaded", "sleeping"][-len(told) :]
+        assert told[-4:] == ["loaded", "sleeping", "loaded", "sleeping"]
+        assert world.log == ["a"]
+        await world.use("b")
+        assert a.is_stopping
+
+    play(1, scene)
 
 
 def test_without_autoload_only_loaded_models_answer() -> None:

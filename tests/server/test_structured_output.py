@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from engine_server import EngineServer
+from fake_engine import forced_text
 from support_app import parse_events
 
 USER = [{"role": "user", "content": "x"}]
@@ -168,7 +169,9 @@ def test_what_cannot_be_honoured_is_a_400_and_never_free_text(
         ({"json_schema": {}, "grammar": 'root ::= "a"'}, 500),
         ({"json_schema": {"const": 1}, "grammar": ""}, 200),
         ({"grammar_lazy": True}, 400),
-        ({"grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "x"}], "grammar": 'root ::= "a"'}, 501),
+        ({"grammar_lazy": True, "grammar_triggers": [{"type": 1, "value": "x"}], "grammar": 'root ::= "x"'}, 200),
+        ({"grammar_lazy": True, "grammar_triggers": [{"type": 4, "value": "x"}], "grammar": 'root ::= "x"'}, 400),
+        ({"grammar_lazy": True, "grammar_triggers": [{"type": 2, "value": "(a+)+b"}], "grammar": 'root ::= "x"'}, 400),
     ],
 )
 def test_chat_fields_that_clash_or_are_wrong(serve: Any, fields: dict[str, Any], status: int) -> None:
@@ -181,26 +184,52 @@ OPENING = (
 )
 
 
-@pytest.mark.parametrize("fields", [{"response_format": {"type": "json_object", "schema": SHORT}}, {"grammar": "json"}])
-def test_an_answer_in_a_form_is_content_although_the_template_opens_a_thinking_block(serve: Any, fields: Any) -> None:
+def streamed(server: Any, **fields: Any) -> dict[str, str]:
+    """Sums of a stream's deltas by kind."""
+    events = server.events("/v1/chat/completions", {"messages": USER, "max_tokens": 900, **fields})
+    sums: dict[str, str] = {}
+    for delta in [event["choices"][0]["delta"] for event in events if event != "[DONE]" and event["choices"]]:
+        for kind, text in delta.items():
+            if isinstance(text, str) and kind != "role":
+                sums[kind] = sums.get(kind, "") + text
+    return sums
+
+
+def test_a_users_grammar_begins_with_the_first_token_although_the_template_opens_a_thinking_block(serve: Any) -> None:
     """Known fault C8."""
     server = serve(template=OPENING)
-    if fields == {"grammar": "json"}:
-        fields = {"grammar": r'root ::= "{\"n\": " [0-9] ", \"tags\": [\"a\"]}"'}
+    fields = {"grammar": r'root ::= "{\"n\": " [0-9] ", \"tags\": [\"a\"]}"'}
     assert server.post("/apply-template", {"messages": USER, **fields}).json()["prompt"].endswith("</think>\n\n")
     message = chat(server, **fields).json()["choices"][0]["message"]
     assert conforms(message["content"])
     assert "reasoning_content" not in message
-    events = server.events("/v1/chat/completions", {"messages": USER, "max_tokens": 900, **fields})
-    deltas = [event["choices"][0]["delta"] for event in events if event != "[DONE]" and event["choices"]]
-    assert "".join(delta.get("content") or "" for delta in deltas) == message["content"]
-    assert not any("reasoning_content" in delta for delta in deltas)
+    assert streamed(server, **fields) == {"content": message["content"]}
+
+
+def test_a_schema_begins_after_the_thinking_block(serve: Any) -> None:
+    """Known fault C8: the answer was delivered as thoughts, because the schema forbade the end tag."""
+    fields = {"response_format": {"type": "json_object", "schema": SHORT}, "reasoning_budget_tokens": 9}
+    server = serve(template=OPENING)
+    message = chat(server, **fields).json()["choices"][0]["message"]
+    assert conforms(message["content"])
+    assert len(message["reasoning_content"]) > 3
+    assert streamed(server, **fields) == {k: v for k, v in message.items() if k != "role"}
+    # The model may begin the block itself, or not think at all.
+    silent = OPENING.replace("<think>\n{% endif %}", "^{% endif %}")
+    fields["reasoning_budget_tokens"] = 30
+    for text, thoughts in (("<think>so</think>\n\n", "so"), ('{"n": 1, ', None)):
+        server = serve(template=silent, engine={"next_token": forced_text(text.encode(), after=b"^")})
+        message = chat(server, **fields).json()["choices"][0]["message"]
+        assert conforms(message["content"])
+        assert message.get("reasoning_content") == thoughts
+        assert streamed(server, **fields) == {k: v for k, v in message.items() if k != "role"}
 
 
 def test_a_schema_wins_over_tools(serve: Any) -> None:
     """Known fault E19."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    choice = chat(serve(template=OPENING), tools=tools, json_schema=SHORT).json()["choices"][0]
+    fields = {"json_schema": SHORT, "reasoning_budget_tokens": 0}
+    choice = chat(serve(template=OPENING), tools=tools, **fields).json()["choices"][0]
     assert conforms(choice["message"]["content"])
     assert choice["finish_reason"] == "stop"
 

@@ -1,0 +1,58 @@
+// What every kernel needs: thread coordinates, fixed-order sums, the scalar functions of base/math.h.
+//
+// All sums have one order, whatever the number of rows or blocks: a row's bits do not depend on its batch. No atomics on
+// floats anywhere.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "params.h"
+
+namespace v100::cuda {
+
+constexpr int kWarp = 32;
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) & (kWarp - 1); }
+__device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
+
+// The same value in every lane: butterfly, partners 16, 8, 4, 2, 1 apart. a + b = b + a, so all lanes have the same bits.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) value += __shfl_xor_sync(kAllLanes, value, apart);
+  return value;
+}
+
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, apart));
+  return value;
+}
+
+// Sum over the block in the order of warps, the same in every thread. `shared` holds one float per warp and may be used
+// again after the next barrier.
+template <int kWarps>
+__device__ __forceinline__ float block_sum(float value, float* shared) {
+  value = warp_sum(value);
+  if (lane_id() == 0) shared[warp_id()] = value;
+  __syncthreads();  // sums written above are read below
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) total += shared[w];
+  return total;
+}
+
+__device__ __forceinline__ float sigmoid_f32(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float silu_f32(float x) { return x / (1.0f + expf(-x)); }
+
+// x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), tanh(u) = 1 - 2 / (1 + e^2u).
+__device__ __forceinline__ float gelu_f32(float x) {
+  const float u = 0.797884560802865f * x * fmaf(0.044715f * x, x, 1.0f);
+  return x * (1.0f - 1.0f / (1.0f + expf(u + u)));
+}
+
+__device__ __forceinline__ float activate(int32_t activation, float x) {
+  return activation == 0 ? silu_f32(x) : gelu_f32(x);
+}
+
+}  // namespace v100::cuda

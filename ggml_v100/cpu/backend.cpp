@@ -339,6 +339,10 @@ class CpuOps final : public Ops {
     return y;
   }
 
+  void place(Tensor x, Tensor y, int32_t first) override {
+    for (int32_t r = 0; r < x.rows; ++r) std::copy_n(x.row(r), x.features, y.row(r) + first);
+  }
+
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {
     Tensor y = create(static_cast<int32_t>(indices.size()), x.features);
     for (int32_t r = 0; r < y.rows; ++r) std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));

@@ -12,6 +12,16 @@
 
 namespace v100 {
 
+class DFlash;
+
+// The inputs of some of a model's layers, for a drafter: the residual stream as it enters them.
+struct LayerInputs {
+  std::span<const int32_t> layers;
+  Tensor values;  // [rows, layers * hidden], the layers side by side
+
+  void take(Ops& ops, int32_t layer, Tensor x) const;
+};
+
 // What a forward pass reads besides its rows: built by the engine for each ubatch.
 struct ForwardState {
   std::span<const KvLayer> kv;           // one for each of TextModel::kv_shapes()
@@ -21,6 +31,7 @@ struct ForwardState {
   // angles of its first token.
   std::span<const RopeTable> block_ropes;
   Rows windowed;  // the rows as layers with a sliding window see them; else the rows as they are
+  const LayerInputs* taps = nullptr;  // what to take down on the way, of all rows
 };
 
 // How the keys of a layer were turned before they were stored.
@@ -65,6 +76,21 @@ class TextModel {
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
+  // The drafter of whole blocks that came with the model (model/drafted_model.h); nullptr: none.
+  virtual const DFlash* block_drafter() const { return nullptr; }
+  // Its states of blocks of rows, and the logits of such states. Only with a drafter.
+  virtual Tensor block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
+    (void)ops, (void)rows, (void)block_rows, (void)state;
+    return {};
+  }
+  virtual Tensor block_head(Ops& ops, Tensor states) const {
+    (void)ops, (void)states;
+    return {};
+  }
+  // For drafters: rows of the table of embeddings as they are in the file, [tokens, hidden]; and whether forward() knows
+  // ForwardState::taps.
+  virtual Tensor embed(Ops& ops, std::span<const int32_t> tokens) const = 0;
+  virtual bool has_taps() const { return false; }
   // Rows of the output matrix that this rank has.
   virtual RowRange vocabulary() const = 0;
   // Logits [rows, vocabulary()] of hidden states.

@@ -99,6 +99,7 @@ class ObservedOps final : public Ops {
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     return inner_->attention(q, rows, layer, heads, scale);
   }
+  void place(Tensor x, Tensor y, int32_t first) override { inner_->place(x, y, first); }
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override { return inner_->gather_rows(x, indices); }
   void all_reduce(Tensor partial) override { inner_->all_reduce(partial); }
   void broadcast(Tensor x, int32_t root) override { inner_->broadcast(x, root); }

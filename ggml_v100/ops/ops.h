@@ -304,6 +304,9 @@ class Ops {
   // [rows, features] from x [slots, features]: y starts at 0; y = fma(weight_j, x_j, y) for the slots of the row in order.
   virtual Tensor mix_experts(Tensor x, const Routing& routing) = 0;
 
+  // Columns [first, first + features) of y, a tensor with as many rows, become x.
+  virtual void place(Tensor x, Tensor y, int32_t first) = 0;
+
   // Copies of the given rows, [indices, features].
   virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;
 

@@ -206,11 +206,23 @@ class DryBreakers:
     def __init__(self, breakers: Iterable[tuple[int, Sequence[int]]]) -> None: ...
 
 @final
+class InfillVocabulary:
+    """What the sampler ``infill`` knows of a vocabulary.
+
+    texts: bytes of every token, empty for control tokens. end_tokens: those that end a generation. end: the one that
+    stands for them where nothing else is left. Raises `InvalidArgument` for ids outside the texts.
+    """
+
+    def __init__(self, texts: Sequence[bytes], end_tokens: Sequence[int], end: int) -> None: ...
+    def __len__(self) -> int: ...
+
+@final
 class Sampler:
     """One sampler chain with its own random generator and token history.
 
     Semantics: docs/sampling.md. ``seed`` 0xFFFFFFFF draws a random seed. ``samplers``: chain order, of ``penalties,
-    dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, adaptive_p`` (others are refused: InvalidArgument).
+    dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, infill, adaptive_p`` (others are refused:
+    InvalidArgument). infill_vocabulary: for ``infill``, which is refused without it.
     logit_bias: pairs (token id, bias); ids outside the vocabulary are ignored; ``-inf`` bans.
     Raises `InvalidArgument` for penalties that are not finite or a repeat penalty <= 0.
     """
@@ -240,6 +252,7 @@ class Sampler:
         dry_allowed_length: int = 2,
         dry_penalty_last_n: int = 64,
         dry_breakers: DryBreakers | None = None,
+        infill_vocabulary: InfillVocabulary | None = None,
         mirostat: int = 0,
         mirostat_tau: float = 5.0,
         mirostat_eta: float = 0.1,
@@ -281,6 +294,7 @@ class Work(NamedTuple):
 
     The drawn token is accepted by the sampler and returned, but not appended: it leads `tokens` of the next step.
     n_probs > 0 also returns that many most likely tokens.
+    logits: gets the logits of the last row instead of a draw; only without a sampler.
     """
 
     seq_id: int
@@ -288,6 +302,17 @@ class Work(NamedTuple):
     sampler: Sampler | None = None
     n_probs: int = 0
     post_sampling_probs: bool = False
+    logits: LogitsRow | None = None
+
+@final
+class LogitsRow:
+    """Logits of one row, kept by a step (`Work.logits`) to draw from them later. Reused by the next step."""
+
+    def draw(self, seq_id: int, sampler: Sampler, n_probs: int = 0, post_sampling_probs: bool = False) -> StepOutput:
+        """What the step would have returned with this sampler, which accepts the token.
+
+        Raises `InvalidArgument` without logits and where no token is allowed.
+        """
 
 pooling_types: tuple[str, ...]
 """``none, mean, cls, last, rank``, in the order of their numbers in files."""
@@ -335,6 +360,7 @@ class PrefixReuse(NamedTuple):
     source: str  # of the last token's keys and values: "nothing", "own", "other" (a live sequence), "host"
     checkpoint: int  # position of the checkpoint that gave the recurrent state; -1: none was needed
     limit: str  # "" (all tokens), "prompt" (no more was asked for), "no checkpoint", "no page", "not cached"
+    moved: int = 0  # tokens at its end that stood elsewhere: not what a cold run gives
 
 class CacheUsage(NamedTuple):
     """Bytes of host memory that hold beginnings of sequences; ``used`` counts pages, checkpoints and nodes."""
@@ -354,6 +380,36 @@ class InputSums(NamedTuple):
     n_rows: NDArray[np.int64]  # [matrices] rows of x summed
 
 @final
+class LoraAdapter:
+    """A LoRA adapter file, made ready for one model. Immutable; several engines may share it.
+
+    Raises `GgufError`, `OutOfMemory`; `ModelError` for a file that is no adapter of this model, naming what is wrong.
+    """
+
+    path: str
+
+    def __init__(self, model: Model, path: str | PathLike[str], *, n_threads: int = 0) -> None: ...
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def prompt_prefix(self) -> str: ...
+
+class ControlVector:
+    """Directions that are added to the residual stream: the sum of (path, scale) files.
+
+    first_layer, last_layer: the layers, from 0, after which they are added, both included; 0: no limit.
+    Raises `GgufError`, `ModelError` for files that do not fit the model, `InvalidArgument`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        files: Iterable[tuple[str | PathLike[str], float]],
+        *,
+        first_layer: int = 0,
+        last_layer: int = 0,
+    ) -> None: ...
+
 class Engine:
     """Memory for `n_seq_max` sequences over one shared pool of `n_ctx` tokens, and the forward pass over them.
 
@@ -364,6 +420,7 @@ class Engine:
     cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states or
     windows that it keeps per sequence. swa_full: keep what is behind sliding windows; it takes memory, but leaves every
     beginning of a sequence usable.
+    adapters: of this model; a sequence chooses a scale for each. control: directions for all sequences.
     Of a model on several ranks in mode ``tensor`` the threads are shared out over the ranks. When a rank fails, a call
     raises `DeviceError` naming it; while it does not return, so does every later call that computes.
     Raises `InvalidArgument` (names the field), `OutOfMemory`.
@@ -396,6 +453,8 @@ class Engine:
         n_checkpoints: int = 32,
         swa_full: bool = True,
         collect_importance: bool = False,
+        adapters: Sequence[LoraAdapter] = (),
+        control: ControlVector | None = None,
     ) -> None: ...
     @property
     def n_ctx(self) -> int: ...
@@ -457,12 +516,28 @@ class Engine:
         """
 
     # Prefix reuse. What a sequence loses goes to host memory as far as ``cache_bytes`` allows.
-    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+    def set_adapters(self, seq_id: int, scales: Sequence[float]) -> None:
+        """The scale of each adapter for the tokens of this sequence; none: they are not applied, as at first.
+
+        They stay until they are set again, or the sequence becomes another's beginning. InvalidArgument for another
+        number of scales, ones that are not finite, and while the sequence holds tokens computed with others.
+        """
+    def adapters(self, seq_id: int) -> tuple[float, ...]:
+        """The scales of a sequence in single precision; empty when no adapter is applied."""
+    def reuse_prefix(
+        self, seq_id: int, tokens: Sequence[int], most: int, scales: Sequence[float] = (), least_chunk: int = 0
+    ) -> PrefixReuse:
         """The sequence becomes the longest reusable beginning of `tokens`, at most `most` of them.
 
+        scales: as of `set_adapters`, what the sequence has from here on; only tokens computed with them are reused.
+
         It may be what the sequence holds itself, what another one holds (pages are shared) or a copy in host memory. A
-        recurrent model can begin where another sequence ends, or at a checkpoint. InvalidArgument for token ids outside
-        the vocabulary and a `most` beyond the tokens.
+        recurrent model can begin where another sequence ends, or at a checkpoint.
+        least_chunk > 0: behind the common beginning, runs of at least so many tokens that the sequence itself holds, in
+        their order, are moved to where they stand in `tokens`, if that gives more; what they had taken from the tokens
+        before them stays in them. Later calls with a `least_chunk` take moved tokens as they are, others do not.
+        InvalidArgument for token ids outside the vocabulary, a `most` beyond the tokens, and a `least_chunk` where
+        `can_shift` is false.
         """
     def checkpoint(self, seq_id: int) -> None:
         """Keep a copy of the recurrent state, or of the window, at the end of the sequence; see `needs_checkpoints`."""

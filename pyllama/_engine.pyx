@@ -28,11 +28,11 @@ from pyllama.errors import InvalidArgument, PyllamaError
 KeyValue = namedtuple("KeyValue", "key type value")
 TypeTraits = namedtuple("TypeTraits", "id block_values block_bytes is_quantized")
 TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
-Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs", defaults=(None, 0, False))
+Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs logits", defaults=(None, 0, False, None))
 EmbeddingWork = namedtuple("EmbeddingWork", "seq_id tokens pool ends", defaults=(True,))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
 InputSums = namedtuple("InputSums", "squares n_rows")
-PrefixReuse = namedtuple("PrefixReuse", "length matched source checkpoint limit")
+PrefixReuse = namedtuple("PrefixReuse", "length matched source checkpoint limit moved", defaults=(0,))
 CacheUsage = namedtuple("CacheUsage", "budget used kv_bytes checkpoint_bytes n_nodes n_checkpoints n_evicted")
 
 cdef str text(string_view view):
@@ -446,7 +446,8 @@ cdef dict _stages = {
     "penalties": <int>SamplerStage.penalties, "dry": <int>SamplerStage.dry,
     "top_n_sigma": <int>SamplerStage.top_n_sigma, "top_k": <int>SamplerStage.top_k, "typ_p": <int>SamplerStage.typ_p,
     "top_p": <int>SamplerStage.top_p, "min_p": <int>SamplerStage.min_p, "xtc": <int>SamplerStage.xtc,
-    "temperature": <int>SamplerStage.temperature, "adaptive_p": <int>SamplerStage.adaptive_p,
+    "temperature": <int>SamplerStage.temperature, "infill": <int>SamplerStage.infill,
+    "adaptive_p": <int>SamplerStage.adaptive_p,
 }
 
 
@@ -485,6 +486,17 @@ cdef class DryBreakers:
         self.ptr = native.new_dry_breakers(entries)
 
 
+cdef class InfillVocabulary:
+    cdef shared_ptr[const native.InfillVocabulary] ptr
+
+    def __init__(self, texts, end_tokens, int32_t end):
+        cdef vector[string] native_texts = texts
+        self.ptr = native.new_infill_vocabulary(native_texts, token_vector(end_tokens), end)
+
+    def __len__(self):
+        return self.ptr.get().size()
+
+
 cdef class Sampler:
     cdef shared_ptr[native.Sampler] ptr
 
@@ -493,8 +505,9 @@ cdef class Sampler:
                  float presence_penalty=0.0, float frequency_penalty=0.0, float dynatemp_range=0.0,
                  float dynatemp_exponent=1.0, float top_n_sigma=-1.0, float typical_p=1.0, float xtc_probability=0.0,
                  float xtc_threshold=0.1, float dry_multiplier=0.0, float dry_base=1.75, int32_t dry_allowed_length=2,
-                 int32_t dry_penalty_last_n=64, DryBreakers dry_breakers=None, int32_t mirostat=0,
-                 float mirostat_tau=5.0, float mirostat_eta=0.1, float adaptive_target=-1.0, float adaptive_decay=0.9,
+                 int32_t dry_penalty_last_n=64, DryBreakers dry_breakers=None,
+                 InfillVocabulary infill_vocabulary=None, int32_t mirostat=0, float mirostat_tau=5.0,
+                 float mirostat_eta=0.1, float adaptive_target=-1.0, float adaptive_decay=0.9,
                  logit_bias=(),
                  samplers=("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
                            "temperature")):
@@ -522,6 +535,8 @@ cdef class Sampler:
         params.dry.last_n = dry_penalty_last_n
         if dry_breakers is not None:
             params.dry_breakers = dry_breakers.ptr
+        if infill_vocabulary is not None:
+            params.infill_vocabulary = infill_vocabulary.ptr
         params.mirostat = mirostat
         params.mirostat_tau = mirostat_tau
         params.mirostat_eta = mirostat_eta
@@ -613,6 +628,63 @@ cdef class HiddenPool:
         return result.reshape(-1, self.ptr.get().hidden()) if self.ptr.get().type() == PoolingType.none else result
 
 
+cdef class LogitsRow:
+    cdef vector[float] values
+
+    def draw(self, int32_t seq_id, Sampler sampler not None, int32_t n_probs=0, bint post_sampling_probs=False):
+        cdef native.StepOutput output
+        cdef int32_t token
+        if self.values.empty():
+            raise InvalidArgument("the row has no logits yet")
+        cdef FloatSpan view = FloatSpan(self.values.data(), self.values.size())
+        with nogil:
+            output = native.draw_token(seq_id, deref(sampler.ptr), view, n_probs, post_sampling_probs)
+            token = output.token
+            sampler.ptr.get().accept(TokenSpan(&token, 1))
+        return StepOutput(output.sequence, output.token, output.logprob, probability_list(output.top))
+
+
+cdef class LoraAdapter:
+    cdef shared_ptr[const native.LoraAdapter] ptr
+    cdef readonly str path
+
+    def __init__(self, Model model not None, path, *, int32_t n_threads=0):
+        cdef string file = native_path(path)
+        model.model()
+        cdef shared_ptr[const native.LoadedModel] shared = model.ptr
+        cdef shared_ptr[const native.LoraAdapter] loaded
+        with nogil:
+            loaded = native.load_adapter(shared, file, n_threads)
+        self.ptr = loaded
+        self.path = os.fsdecode(path)
+
+    @property
+    def task_name(self):
+        return self.ptr.get().task_name().decode("utf-8", "replace")
+
+    @property
+    def prompt_prefix(self):
+        return self.ptr.get().prompt_prefix().decode("utf-8", "replace")
+
+
+cdef class ControlVector:
+    cdef shared_ptr[const native.ControlVector] ptr
+
+    def __init__(self, Model model not None, files, *, int32_t first_layer=0, int32_t last_layer=0):
+        cdef vector[native.ControlVectorFile] native_files
+        cdef native.ControlVectorFile file
+        for path, scale in files:
+            file.path = native_path(path)
+            file.scale = scale
+            native_files.push_back(file)
+        model.model()
+        cdef shared_ptr[const native.LoadedModel] shared = model.ptr
+        cdef shared_ptr[const native.ControlVector] loaded
+        with nogil:
+            loaded = native.load_control_vector(deref(shared), native_files, first_layer, last_layer)
+        self.ptr = loaded
+
+
 cdef class Engine:
     cdef shared_ptr[native.Engine] ptr
     cdef int32_t n_vocab
@@ -622,8 +694,17 @@ cdef class Engine:
                  str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
                  double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
                  double yarn_beta_slow=-1.0, thread_cpus=(), int32_t thread_priority=0, int32_t thread_poll=50,
-                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint swa_full=True, bint collect_importance=False):
+                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint swa_full=True, bint collect_importance=False,
+                 adapters=(), ControlVector control=None):
         cdef native.EngineParams params
+        cdef LoraAdapter adapter
+        for item in adapters:
+            adapter = item
+            if adapter is None:
+                raise InvalidArgument("adapters holds None, expected LoraAdapter")
+            params.adapters.push_back(adapter.ptr)
+        if control is not None:
+            params.control = control.ptr
         for cpus in thread_cpus:
             params.threads.cpus.push_back(token_vector(cpus))
         params.threads.priority = thread_priority
@@ -701,14 +782,17 @@ cdef class Engine:
         cdef vector[native.StepOutput] outputs
         cdef native.SequenceWork item
         cdef Sampler sampler
+        cdef LogitsRow row
         cdef size_t i
-        for seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs in work:
+        for seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs, item_row in work:
             tokens.push_back(token_vector(item_tokens))
             sampler = item_sampler
             item.sequence = seq_id
             item.sampler = sampler.ptr.get() if sampler is not None else NULL
             item.n_probs = n_probs
             item.post_sampling_probs = post_sampling_probs
+            row = item_row
+            item.logits = &row.values if row is not None else NULL
             items.push_back(item)
         for i in range(items.size()):  # only now: growing `tokens` moved its elements
             items[i].tokens = TokenSpan(tokens[i].data(), tokens[i].size())
@@ -799,14 +883,27 @@ cdef class Engine:
         with nogil:
             engine.get().shift(seq_id, n_keep, n_discard)
 
-    def reuse_prefix(self, int32_t seq_id, tokens, int32_t most):
+    def set_adapters(self, int32_t seq_id, scales):
         cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[float] native_scales = scales
+        cdef FloatSpan view = FloatSpan(native_scales.data(), native_scales.size())
+        with nogil:
+            engine.get().set_adapters(seq_id, view)
+
+    def adapters(self, int32_t seq_id):
+        return tuple(self.engine().get().adapters(seq_id))
+
+    def reuse_prefix(self, int32_t seq_id, tokens, int32_t most, scales=(), int32_t least_chunk=0):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[float] native_scales = scales
+        cdef FloatSpan scale_view = FloatSpan(native_scales.data(), native_scales.size())
         cdef vector[int32_t] native_tokens = token_vector(tokens)
         cdef TokenSpan view = TokenSpan(native_tokens.data(), native_tokens.size())
         cdef native.PrefixReuse reuse
         with nogil:
-            reuse = engine.get().reuse_prefix(seq_id, view, most)
-        return PrefixReuse(reuse.length, reuse.matched, text(reuse.source), reuse.checkpoint, text(reuse.limit))
+            reuse = engine.get().reuse_prefix(seq_id, view, most, scale_view, least_chunk)
+        return PrefixReuse(reuse.length, reuse.matched, text(reuse.source), reuse.checkpoint, text(reuse.limit),
+                           reuse.moved)
 
     def checkpoint(self, int32_t seq_id):
         cdef shared_ptr[native.Engine] engine = self.engine()

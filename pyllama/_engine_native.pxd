@@ -201,6 +201,18 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         string description() except +translate_error
     vector[string] available_isas()
 
+cdef extern from "engine/lora_adapter.h" namespace "v100" nogil:
+    cdef cppclass LoraAdapter:
+        const string& task_name() const
+        const string& prompt_prefix() const
+
+cdef extern from "engine/control_vector.h" namespace "v100" nogil:
+    cdef cppclass ControlVectorFile:
+        string path
+        float scale
+    cdef cppclass ControlVector:
+        pass
+
 cdef extern from "sampling/dry.h" namespace "v100" nogil:
     cdef cppclass DryBreaker:
         int32_t head
@@ -213,9 +225,13 @@ cdef extern from "sampling/dry.h" namespace "v100" nogil:
         int32_t allowed_length
         int32_t last_n
 
+cdef extern from "sampling/infill.h" namespace "v100" nogil:
+    cdef cppclass InfillVocabulary:
+        int32_t size() const
+
 cdef extern from "sampling/sampler.h" namespace "v100" nogil:
     cdef enum class SamplerStage:
-        penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, adaptive_p
+        penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, infill, adaptive_p
     cdef cppclass TokenBias:
         int32_t token
         float bias
@@ -241,6 +257,7 @@ cdef extern from "sampling/sampler.h" namespace "v100" nogil:
         float frequency_penalty
         DryParams dry
         shared_ptr[const DryBreakers] dry_breakers
+        shared_ptr[const InfillVocabulary] infill_vocabulary
         int32_t mirostat
         float mirostat_tau
         float mirostat_eta
@@ -283,6 +300,7 @@ cdef extern from "memory/prefix_memory.h" namespace "v100" nogil:
         string_view source
         int32_t checkpoint
         string_view limit
+        int32_t moved
     cdef cppclass CacheUsage:
         int64_t budget
         int64_t used
@@ -320,12 +338,15 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_checkpoints
         bool swa_full
         bool collect_importance
+        vector[shared_ptr[const LoraAdapter]] adapters
+        shared_ptr[const ControlVector] control
     cdef cppclass SequenceWork:
         int32_t sequence
         TokenSpan tokens
         Sampler* sampler
         int32_t n_probs
         bool post_sampling_probs
+        vector[float]* logits
     cdef cppclass WorkSpan "std::span<const v100::SequenceWork>":
         WorkSpan()
         WorkSpan(SequenceWork* data, size_t size)
@@ -334,6 +355,8 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t token
         float logprob
         vector[TokenProbability] top
+    StepOutput draw_token(int32_t sequence, Sampler& sampler, FloatSpan logits, int32_t n_probs,
+                          bool post_sampling_probs) except +translate_error
     cdef cppclass Engine:
         Engine(shared_ptr[const LoadedModel] model, const EngineParams& params) except +translate_error
         int32_t n_ctx() const
@@ -356,7 +379,10 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         bool can_shift() except +translate_error
         void shift(int32_t sequence, int32_t n_keep, int32_t n_discard) except +translate_error
 
-        PrefixReuse reuse_prefix(int32_t sequence, TokenSpan tokens, int32_t most) except +translate_error
+        void set_adapters(int32_t sequence, FloatSpan scales) except +translate_error
+        vector[float] adapters(int32_t sequence) except +translate_error
+        PrefixReuse reuse_prefix(int32_t sequence, TokenSpan tokens, int32_t most,
+                                 FloatSpan scales, int32_t least_chunk) except +translate_error
         void checkpoint(int32_t sequence) except +translate_error
         void release(int32_t sequence) except +translate_error
         CacheUsage cache_usage() except +translate_error
@@ -384,7 +410,14 @@ cdef extern from "native_bridge.h" namespace "v100" nogil:
     void override_bool(MetadataOverrides& overrides, const string& key, bool value) except +translate_error
     void override_string(MetadataOverrides& overrides, const string& key, const string& value) except +translate_error
     shared_ptr[const LoadedModel] load_model(const ModelParams& params) except +translate_error
+    shared_ptr[const LoraAdapter] load_adapter(shared_ptr[const LoadedModel] model, const string& path,
+                                               int32_t n_threads) except +translate_error
+    shared_ptr[const ControlVector] load_control_vector(const LoadedModel& model, const vector[ControlVectorFile]& files,
+                                                        int32_t first, int32_t last) except +translate_error
     shared_ptr[const DryBreakers] new_dry_breakers(const vector[DryBreaker]& breakers) except +translate_error
+    shared_ptr[const InfillVocabulary] new_infill_vocabulary(const vector[string]& texts,
+                                                             const vector[int32_t]& end_tokens,
+                                                             int32_t end) except +translate_error
     shared_ptr[Sampler] new_sampler(int32_t n_vocab, const SamplerParams& params) except +translate_error
     shared_ptr[Sampler] copy_sampler(const Sampler& other) except +translate_error
     shared_ptr[HiddenPool] new_hidden_pool(PoolingType type, int32_t hidden) except +translate_error

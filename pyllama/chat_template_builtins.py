@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pyllama.chat_template_turns import TURNS, template_source
+
 _CHATML = """\
 {%- for message in messages -%}
     {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' -}}
@@ -71,31 +73,12 @@ _MISTRAL_V7 = """\
 {%- endfor -%}
 """
 
-_ZEPHYR = """\
-{%- for message in messages -%}
-    {{- '<|' ~ message.role ~ '|>\\n' ~ message.content ~ eos_token ~ '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|assistant|>\\n' -}}
-{%- endif -%}
-"""
-
 _PHI3 = """\
 {%- for message in messages -%}
     {{- '<|' ~ message.role ~ '|>\\n' ~ message.content ~ '<|end|>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{- '<|assistant|>\\n' -}}
-{%- endif -%}
-"""
-
-_COMMAND_R = """\
-{%- for message in messages -%}
-    {%- set name = {'assistant': 'CHATBOT'}.get(message.role, message.role | upper) -%}
-    {{- '<|START_OF_TURN_TOKEN|><|' ~ name ~ '_TOKEN|>' ~ message.content | trim ~ '<|END_OF_TURN_TOKEN|>' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' -}}
 {%- endif -%}
 """
 
@@ -106,9 +89,8 @@ BUILTIN_TEMPLATES: Mapping[str, str] = {
     "llama3": _LLAMA3,
     "gemma": _GEMMA,
     "mistral-v7": _MISTRAL_V7,
-    "zephyr": _ZEPHYR,
     "phi3": _PHI3,
-    "command-r": _COMMAND_R,
+    **{name: template_source(turns) for name, turns in TURNS.items()},
 }
 
 DEFAULT_TEMPLATE = "chatml"

@@ -21,6 +21,7 @@ from pyllama.completion_types import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatDelta,
+    ChatFinishReason,
     ChatLogprobs,
     Completion,
     CompletionChunk,
@@ -42,6 +43,7 @@ class TokenText(Protocol):
 
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+ALL_SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
 
 _PLAIN_NUMBERS = (
     "repeat_penalty",
@@ -123,8 +125,8 @@ class SamplingOptions:
                 raise TypeError(f"{name} must be a sequence of str, found {texts!r}")
             object.__setattr__(self, name, tuple(texts))
         for name in self.samplers:
-            if name not in (*DEFAULT_SAMPLERS, "adaptive_p"):
-                known = ", ".join((*DEFAULT_SAMPLERS, "adaptive_p"))
+            if name not in ALL_SAMPLERS:
+                known = ", ".join(ALL_SAMPLERS)
                 raise InvalidArgument(f"samplers: {name!r} is not one of {known}")
 
     @property
@@ -133,8 +135,18 @@ class SamplingOptions:
         is_on = self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n > 0
         return is_on and self.mirostat == 0 and "dry" in self.samplers
 
+    @property
+    def uses_infill(self) -> bool:
+        """Whether the infill sampler acts, and the texts of the vocabulary are needed."""
+        return self.mirostat == 0 and "infill" in self.samplers
+
+    @property
+    def banned(self) -> frozenset[int]:
+        """Tokens that are never drawn."""
+        return frozenset(token for token, bias in self.logit_bias if bias == -math.inf)
+
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `pyllama._engine.Sampler`; the seed and the prepared DRY breakers are left out."""
+        """Keyword arguments of `pyllama._engine.Sampler`, without the seed and what is made of the vocabulary."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "dry_sequence_breakers"}
 
 
@@ -220,10 +232,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "tfs_z": (1.0,),
     "grammar": (None,),
-    "tools": (None, []),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "tool_choice": (None, "none", "auto"),
     "penalize_nl": (True,),
 }
 
@@ -452,7 +462,7 @@ def collect(deltas: Iterable[TextDelta]) -> Collected:
 
 def completion_response(request: CompletionRequest, collected: Collected) -> Completion:
     chunk = completion_chunk(request, collected.text, collected.records, collected.finish_reason)
-    return Completion(**chunk, usage=_usage(request, collected))
+    return Completion(**chunk, usage=usage_of(request, collected))
 
 
 def completion_chunks(request: CompletionRequest, deltas: Iterable[TextDelta]) -> Iterator[CompletionChunk]:
@@ -494,26 +504,26 @@ def chat_response(request: CompletionRequest, collected: Collected) -> ChatCompl
             {
                 "index": 0,
                 "message": {"role": "assistant", "content": collected.text},
-                "logprobs": None if request.n_probs is None else _chat_logprobs(collected.records),
+                "logprobs": None if request.n_probs is None else chat_logprobs(collected.records),
                 "finish_reason": collected.finish_reason,
             }
         ],
-        usage=_usage(request, collected),
+        usage=usage_of(request, collected),
     )
 
 
 def chat_chunks(request: CompletionRequest, deltas: Iterable[TextDelta]) -> Iterator[ChatCompletionChunk]:
     """A chunk with the role, chunks with content, a chunk with the finish reason and an empty delta."""
-    yield _chat_chunk(request, {"role": "assistant"}, (), None)
+    yield chat_chunk(request, {"role": "assistant"}, (), None)
     for delta in deltas:
         if delta.text or delta.records:
-            yield _chat_chunk(request, {"content": delta.text}, delta.records, None)
+            yield chat_chunk(request, {"content": delta.text}, delta.records, None)
         if delta.finish_reason is not None:
-            yield _chat_chunk(request, {}, (), delta.finish_reason)
+            yield chat_chunk(request, {}, (), delta.finish_reason)
 
 
-def _chat_chunk(
-    request: CompletionRequest, delta: ChatDelta, records: Sequence[TokenRecord], finish_reason: FinishReason | None
+def chat_chunk(
+    request: CompletionRequest, delta: ChatDelta, records: Sequence[TokenRecord], finish_reason: ChatFinishReason | None
 ) -> ChatCompletionChunk:
     return ChatCompletionChunk(
         id="chat" + request.id,
@@ -524,14 +534,14 @@ def _chat_chunk(
             {
                 "index": 0,
                 "delta": delta,
-                "logprobs": _chat_logprobs(records) if records else None,
+                "logprobs": chat_logprobs(records) if records else None,
                 "finish_reason": finish_reason,
             }
         ],
     )
 
 
-def _usage(request: CompletionRequest, collected: Collected) -> Usage:
+def usage_of(request: CompletionRequest, collected: Collected) -> Usage:
     n_prompt = len(request.tokens)
     return Usage(
         prompt_tokens=n_prompt, completion_tokens=collected.n_tokens, total_tokens=n_prompt + collected.n_tokens
@@ -555,7 +565,7 @@ def _completion_logprobs(records: Sequence[TokenRecord]) -> CompletionLogprobs:
     )
 
 
-def _chat_logprobs(records: Sequence[TokenRecord]) -> ChatLogprobs:
+def chat_logprobs(records: Sequence[TokenRecord]) -> ChatLogprobs:
     return ChatLogprobs(
         content=[
             {

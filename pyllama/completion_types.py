@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(TypedDict):
@@ -74,16 +75,32 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class ChatMessage(TypedDict):
+class ToolCallFunction(TypedDict):
+    name: str
+    arguments: str  # the JSON text of an object
+
+
+class ChatToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
+class _ChatMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # None: nothing but calls
+
+
+class ChatMessage(_ChatMessage, total=False):
+    reasoning_content: str  # only where thoughts are told apart, and there are some
+    tool_calls: list[ChatToolCall]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(TypedDict):
@@ -95,18 +112,29 @@ class ChatCompletion(TypedDict):
     usage: Usage
 
 
+class ToolCallDelta(TypedDict, total=False):
+    """First of a call: everything, with empty arguments. Then: `index` and a function with `arguments` only."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: dict[str, str]
+
+
 class ChatDelta(TypedDict, total=False):
-    """First chunk: only `role`. Then: only `content`. Last chunk: empty."""
+    """First chunk: only `role`. Then one of the others. Last chunk: empty."""
 
     role: Literal["assistant"]
     content: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
 
 
 class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatCompletionChunk(TypedDict):

@@ -50,6 +50,12 @@ class TextEmbedder:
         self._longest = min(engine.n_batch, engine.n_ctx)
         self.pooling_type = pooling_type
 
+    def use_scales(self, scales: Sequence[float]) -> None:
+        """Of the LoRA adapters, for the texts from here on."""
+        for sequence in self._sequences:
+            self._engine.clear(sequence)
+            self._engine.set_adapters(sequence, scales)
+
     def read_texts(
         self, texts: Sequence[str], tokenize: Callable[[bytes], list[int]], *, truncate: bool
     ) -> list[list[int]]:

@@ -8,7 +8,7 @@ import math
 import operator
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from typing_extensions import Unpack
 
 from pyllama import _engine
-from pyllama.chat_template import ChatTemplate, template_from_metadata, without_duplicate_special
+from pyllama.adapters import ScaledFile, load_adapters, load_control_vector, read_scaled_files, read_scales
+from pyllama.chat_template import TEMPLATE_KEY, ChatTemplate, template_from_metadata
 from pyllama.checkpoints import checkpoint_rule
 from pyllama.completion import (
     CompletionRequest,
@@ -34,7 +35,6 @@ from pyllama.completion import (
     prompt_delta,
     read_logit_bias,
     refuse_unsupported,
-    with_plain_content,
 )
 from pyllama.completion_types import (
     ChatCompletion,
@@ -48,8 +48,11 @@ from pyllama.embeddings import EMBEDDED_TOGETHER, TextEmbedder, as_lists, read_p
 from pyllama.errors import InvalidArgument
 from pyllama.gguf.split_set import check_parts
 from pyllama.grammar import Constraint, GrammarCompiler, GrammarSource, LlamaGrammar
+from pyllama.grammar.guide import Guide
 from pyllama.grammar.llama_grammar import source_of
 from pyllama.host_memory import cache_budget
+from pyllama.infill_vocabulary import InfillTable
+from pyllama.llama_chat import MoreChat, ShownTokens, plan_chat, shaped_chunks, shaped_response, split_options
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence, only_tokens
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -106,6 +109,10 @@ class Llama:
     devices: what the model runs on; None is the CPU. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
     split_mode: over several devices, 0 or ``"none"`` (all on the one with index `main_gpu`), 1 or ``"layer"`` (whole
     layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares, None for equal ones.
+    lora_adapters: LoRA adapter files and their scales, as a mapping or (path, scale) pairs; `set_lora_scales` changes
+    the scales later. lora_path, lora_scale: one such file, before those.
+    control_vectors: the same for files with directions that are added to the residual stream; control_vector_layers:
+    the first and last layer, from 0, after which they are; None: all.
     tensor_overrides: (regular expression, device) pairs that send tensors with a match to one device.
     n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted;
     they do not change results, and there is nothing for them to do on the CPU.
@@ -161,7 +168,10 @@ class Llama:
         last_n_tokens_size: int = 64,
         lora_base: str | None = None,
         lora_scale: float = 1.0,
-        lora_path: str | None = None,
+        lora_path: str | os.PathLike[str] | None = None,
+        lora_adapters: Mapping[str, float] | Iterable[ScaledFile] | None = None,
+        control_vectors: Mapping[str, float] | Iterable[ScaledFile] | None = None,
+        control_vector_layers: tuple[int, int] | None = None,
         numa: bool | int = False,
         chat_format: str | None = None,
         chat_handler: object | None = None,
@@ -181,7 +191,6 @@ class Llama:
         self._queue = CallQueue()
         for name, value, neutral in (
             ("lora_base", lora_base, None),
-            ("lora_path", lora_path, None),
             ("chat_handler", chat_handler, None),
             ("draft_model", draft_model, None),
             ("tokenizer", tokenizer, None),
@@ -210,6 +219,9 @@ class Llama:
             self._n_embd = architecture_number(self._metadata, "embedding_length")
             return
 
+        adapters = read_scaled_files("lora_path", [] if lora_path is None else [(lora_path, lora_scale)])
+        adapters += read_scaled_files("lora_adapters", lora_adapters)
+        steering = read_scaled_files("control_vectors", control_vectors)
         n_batch = read_count("n_batch", n_batch, at_least=1)
         engine_options = {
             "n_seq_max": 1 + (EMBEDDED_TOGETHER if embedding else 0),  # this object's sequence is the first
@@ -256,6 +268,8 @@ class Llama:
             keeps_states = needs_checkpoints and cache_bytes != 0 and n_checkpoints > 0
             engine = _engine.Engine(
                 model,
+                adapters=load_adapters(model, adapters),
+                control=load_control_vector(model, steering, control_vector_layers),
                 n_ctx=n_ctx or model.n_ctx_train,
                 cache_bytes=cache_bytes,
                 n_checkpoints=n_checkpoints,
@@ -270,6 +284,7 @@ class Llama:
                 model,
                 engine,
                 dry_breakers=DryBreakerTable(self._tokenizer),
+                infill_table=InfillTable(self._tokenizer, model.n_vocab),
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
                 n_keep=read_n_keep(n_keep, self._tokenizer) if self._shifts else None,
@@ -278,6 +293,8 @@ class Llama:
             if embedding:
                 sequences = range(1, 1 + EMBEDDED_TOGETHER)
                 self._embedder = TextEmbedder(engine, sequences, self._pooling_type, model.n_embd)
+            self._lora_scales: tuple[float, ...] = ()
+            self._use_lora_scales(tuple(scale for _, scale in adapters))
             on_error.pop_all()
 
     @classmethod
@@ -404,6 +421,30 @@ class Llama:
         with self._call() as sequence:
             self._seed = read_seed(seed)
             sequence.forget_sampler()
+
+    @property
+    def lora_scales(self) -> tuple[float, ...]:
+        """One for each LoRA adapter, in the order in which they were given."""
+        self._open_sequence()
+        return self._lora_scales
+
+    def set_lora_scales(self, scales: Sequence[float]) -> None:
+        """From here on apply the adapters with these scales, one for each. Forgets the sequence if that changes any.
+
+        Raises `InvalidArgument` for another number of scales and for ones that are not finite.
+        """
+        with self._call():
+            values = read_scales(scales, len(self._lora_scales))
+            if values != self._lora_scales:
+                self._use_lora_scales(values)
+
+    def _use_lora_scales(self, scales: tuple[float, ...]) -> None:
+        sequence = self._open_sequence()
+        if scales:
+            sequence.use_scales(scales)
+            if self._embedder is not None:
+                self._embedder.use_scales(scales)
+        self._lora_scales = scales
 
     def reset(self) -> None:
         """Forget the sequence."""
@@ -557,11 +598,13 @@ class Llama:
 
     def _constraint(self, source: GrammarSource | None, options: SamplingOptions) -> Constraint | None:
         """The state of a grammar at the beginning of an answer. Raises `GrammarError`."""
-        if source is None:
-            return None
+        return None if source is None else self._grammar_compiler.compile(source, options.banned)
+
+    @property
+    def _grammar_compiler(self) -> GrammarCompiler:
         if self._grammars is None:
             self._grammars = GrammarCompiler(self._tokenizer, self._n_vocab)
-        return self._grammars.compile(source, {token for token, bias in options.logit_bias if bias == -math.inf})
+        return self._grammars
 
     # -------------------------------------------------------------------------------- state
 
@@ -701,27 +744,34 @@ class Llama:
         logit_bias: Mapping[int | str, float] | None = None,
         logprobs: bool | None = None,
         top_logprobs: int | None = None,
-        **more: Unpack[MoreSampling],
+        **more: Unpack[MoreChat],
     ) -> ChatCompletion | LockedStream[ChatCompletionChunk]:
         """Answer the last of `messages`, dictionaries with ``role`` and ``content``, laid out by the chat template.
 
         logprobs, top_logprobs: return the probability of each token, and of that many alternatives.
         response_format: ``{"type": "json_object"}``, with a ``schema`` if need be, makes the answer a JSON value.
+        tools, tool_choice, and by name parallel_tool_calls, reasoning_format ("none" leaves thoughts in the content),
+        reasoning_budget, reasoning_budget_message, chat_template_kwargs: docs/python-api.md.
         The other arguments are those of `create_completion`. Also raises `TemplateError`.
         """
         self._open_sequence()
-        refuse_unsupported(
-            {
-                "functions": functions,
-                "function_call": function_call,
-                "tools": tools,
-                "tool_choice": tool_choice,
-                "tfs_z": tfs_z,
-            }
-        )
+        refuse_unsupported({"functions": functions, "function_call": function_call, "tfs_z": tfs_z})
         if top_logprobs is not None and not logprobs:
             raise InvalidArgument("top_logprobs requires logprobs=True")
-        tokens, text = self._read_messages(messages)
+        chat_options, sampling = split_options(more)
+        plan = plan_chat(
+            self._template(with_tools=bool(tools) and tool_choice != "none"),
+            self._tokenizer,
+            self._grammar_compiler.marker,
+            messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            grammar=source_of(grammar, response_format),
+            is_schema=grammar is None,
+            options=chat_options,
+        )
+        text = plan.text
+        tokens = self._tokenizer.encode(text, add_special=True, parse_special=True)
         request = prepare(
             tokens,
             text,
@@ -746,14 +796,19 @@ class Llama:
             mirostat=mirostat_mode,
             mirostat_tau=mirostat_tau,
             mirostat_eta=mirostat_eta,
-            **more,
+            **sampling,
         )
-        constraint = self._constraint(source_of(grammar, response_format), options)
-        deltas = self._complete(request, options, self._seed_of(seed), read_callables(logits_processor), (), constraint)
+        guide = plan.compile(self._grammar_compiler, self._tokenizer, options.banned)
+        processors = read_callables(logits_processor)
+        deltas = self._complete(request, options, self._seed_of(seed), processors, (), guide, plan.shown)
         if stream:
-            return LockedStream(self._queue, chat_chunks(request, deltas))
+            shaped = chat_chunks(request, deltas) if plan.shape is None else shaped_chunks(request, deltas, plan.shape)
+            return LockedStream(self._queue, shaped)
         with self._call():
-            return chat_response(request, collect(deltas))
+            collected = collect(deltas)
+        if plan.shape is None:
+            return chat_response(request, collected)
+        return shaped_response(request, collected, plan.shape)
 
     # -------------------------------------------------------------------------------- embeddings
 
@@ -815,20 +870,14 @@ class Llama:
             tokens = [self._tokenizer.bos_id]
         return tokens, text
 
-    def _read_messages(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], str]:
-        if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-            raise TypeError(f"messages must be a sequence of dictionaries, found {type(messages).__name__}")
-        for index, message in enumerate(messages):
-            if not isinstance(message, Mapping):
-                raise TypeError(f"messages[{index}] must be a dictionary, found {type(message).__name__}")
+    def _template(self, *, with_tools: bool) -> ChatTemplate:
+        """The chat template; with tools the model's own for them, where it has one."""
+        variant = "tool_use" if with_tools and not self.chat_format else None
+        if variant is not None and f"{TEMPLATE_KEY}.{variant}" in self._metadata:
+            return template_from_metadata(self._metadata, self._tokenizer, variant=variant)
         if self._chat_template is None:
             self._chat_template = template_from_metadata(self._metadata, self._tokenizer, override=self.chat_format)
-        typed = any(not isinstance(message.get("content"), (str, type(None))) for message in messages)
-        if typed and not self._chat_template.capabilities.typed_content:
-            messages = [with_plain_content(message) for message in messages]
-        text = self._chat_template.render([dict(message) for message in messages], add_generation_prompt=True)
-        text = without_duplicate_special(text, self._tokenizer)
-        return self._tokenizer.encode(text, add_special=True, parse_special=True), text
+        return self._chat_template
 
     def _seed_of(self, seed: int | None) -> int:
         return self._seed if seed is None else read_seed(seed)
@@ -840,16 +889,17 @@ class Llama:
         seed: int,
         processors: Sequence[LogitsProcessor],
         criteria: Sequence[StoppingCriterion],
-        constraint: Constraint | None,
+        constraint: Constraint | Guide | None,
+        shown: frozenset[int] = frozenset(),
     ) -> Iterator[TextDelta]:
-        """The text of a request, piece by piece. Runs inside the queue."""
+        """The text of a request, piece by piece, with the control tokens `shown`. Runs inside the queue."""
         tokens, sequence = list(request.tokens), self._open_sequence()
         if request.echo:
             scored = [] if request.n_probs is None else sequence.score(tokens, request.n_probs)
             yield prompt_delta(request, scored, self._tokenizer, self._tokenizer.bos_id)
         drawn = sequence.draw(tokens, options, seed, request.n_probs, processors, criteria, constraint=constraint)
         with contextlib.closing(drawn):
-            yield from iterate(request, drawn, self._tokenizer)
+            yield from iterate(request, drawn, ShownTokens(self._tokenizer, shown) if shown else self._tokenizer)
 
     # -------------------------------------------------------------------------------- one call at a time
 

@@ -15,6 +15,8 @@ from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.grammar import Constraint
+from pyllama.grammar.guide import Guide
+from pyllama.infill_vocabulary import InfillTable
 from pyllama.llama_state import LlamaState, LogitsRows
 
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
@@ -27,7 +29,7 @@ class TokenSequence:
     """Drives an engine of one sequence. One thread at a time; the queue of the `Llama` object sees to that.
 
     checkpoints: where states are kept, for models whose sequence cannot be cut back; None for others.
-    dry_breakers: makes the breakers that the DRY sampler needs.
+    dry_breakers, infill_table: make what the samplers dry and infill need.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TokenSequence:
         engine: _engine.Engine,
         *,
         dry_breakers: DryBreakerTable,
+        infill_table: InfillTable,
         keep_all_logits: bool,
         checkpoints: CheckpointRule | None = None,
         n_keep: int | None = None,
@@ -43,7 +46,7 @@ class TokenSequence:
         """n_keep: a full context goes on less tokens after the first `n_keep` (-1: the prompt). None: it ends."""
         self._model = model
         self._engine: _engine.Engine | None = engine
-        self._dry_breakers = dry_breakers
+        self._dry_breakers, self._infill_table = dry_breakers, infill_table
         self._keep_all_logits = keep_all_logits
         self._checkpoints = checkpoints
         self._n_keep = n_keep
@@ -54,6 +57,7 @@ class TokenSequence:
         self.n_vocab = model.n_vocab
         self.n_ctx = engine.n_ctx
         self.is_closing = False
+        self._scales: tuple[float, ...] = ()  # of the LoRA adapters, as the engine has them
         self.tokens: list[int] = []
         self.rows = LogitsRows(self.n_vocab)
         self._planned: list[int] = []  # lengths at which the state is kept while a prompt is computed
@@ -113,10 +117,16 @@ class TokenSequence:
         # Ours go first: whatever interrupts the call, both sides then agree up to the shorter length.
         del self.tokens[n_common:]
         self.rows.truncate(n_common)
-        length = self.engine.reuse_prefix(SEQUENCE, tokens, most).length
+        length = self.engine.reuse_prefix(SEQUENCE, tokens, most, self._scales).length
         self.tokens = tokens[:length]
         self.rows.truncate(min(n_common, length))
         self.rows.truncate(length)
+
+    def use_scales(self, scales: Sequence[float]) -> None:
+        """An empty sequence, whose tokens will be computed with these scales of the LoRA adapters."""
+        self.release()
+        self.engine.set_adapters(SEQUENCE, scales)
+        self._scales = self.engine.adapters(SEQUENCE)
 
     def release(self) -> None:
         """As `clear`, but what the sequence held is kept in the engine's host memory, for later prompts."""
@@ -237,7 +247,7 @@ class TokenSequence:
         criteria: Sequence[StoppingCriterion] = (),
         *,
         reset: bool = True,
-        constraint: Constraint | None = None,
+        constraint: Constraint | Guide | None = None,
     ) -> Generator[DrawnToken, Sequence[int] | None, None]:
         """Draw token after token; a drawn one enters the memory when the next is asked for. `criteria` end it.
 
@@ -323,7 +333,10 @@ class TokenSequence:
 
     def _sampler(self, options: SamplingOptions, seed: int) -> _engine.Sampler:
         breakers = self._dry_breakers.prepare(options.dry_sequence_breakers) if options.uses_dry else None
-        return _engine.Sampler(self.n_vocab, seed=seed, dry_breakers=breakers, **options.arguments())
+        texts = self._infill_table.prepare() if options.uses_infill else None
+        return _engine.Sampler(
+            self.n_vocab, seed=seed, dry_breakers=breakers, infill_vocabulary=texts, **options.arguments()
+        )
 
     # -------------------------------------------------------------------------------- state
 
@@ -338,9 +351,14 @@ class TokenSequence:
             held = self.engine.length(SEQUENCE)
             if held != len(state.input_ids):
                 raise InvalidArgument(f"the state lists {len(state.input_ids)} tokens, but its memory holds {held}")
+            if held and self.engine.adapters(SEQUENCE) != self._scales:
+                raise InvalidArgument("the state was computed with other scales of the LoRA adapters")
         except BaseException:
             self.engine.clear(SEQUENCE)
+            self.engine.set_adapters(SEQUENCE, self._scales)
             raise
+        if not held:
+            self.engine.set_adapters(SEQUENCE, self._scales)
         self.tokens = list(state.input_ids)
         self.rows.extend(len(self.tokens), {}, keep_others=False)
 

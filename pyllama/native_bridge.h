@@ -66,8 +66,22 @@ inline void override_string(MetadataOverrides& overrides, const std::string& key
 inline std::shared_ptr<const LoadedModel> load_model(const ModelParams& params) {
   return std::make_shared<const LoadedModel>(params);
 }
+inline std::shared_ptr<const LoraAdapter> load_adapter(std::shared_ptr<const LoadedModel> model,
+                                                       const std::string& path, int32_t n_threads) {
+  return std::make_shared<const LoraAdapter>(std::move(model), path, n_threads);
+}
+inline std::shared_ptr<const ControlVector> load_control_vector(const LoadedModel& model,
+                                                                const std::vector<ControlVectorFile>& files,
+                                                                int32_t first, int32_t last) {
+  return std::make_shared<const ControlVector>(model, files, first, last);
+}
 inline std::shared_ptr<const DryBreakers> new_dry_breakers(const std::vector<DryBreaker>& breakers) {
   return std::make_shared<const DryBreakers>(breakers);
+}
+inline std::shared_ptr<const InfillVocabulary> new_infill_vocabulary(const std::vector<std::string>& texts,
+                                                                     const std::vector<int32_t>& end_tokens,
+                                                                     int32_t end) {
+  return std::make_shared<const InfillVocabulary>(texts, end_tokens, end);
 }
 inline std::shared_ptr<Sampler> new_sampler(int32_t n_vocab, const SamplerParams& params) {
   return std::make_shared<Sampler>(n_vocab, params);

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <cstring>
 #include <exception>
 #include <new>
 
@@ -21,7 +22,10 @@ inline PyObject* python_error_class(const char* name) {
 inline void raise_python(const char* class_name, const char* message) {
   PyObject* error_class = python_error_class(class_name);
   if (error_class == nullptr) return;  // the import's own error is set
-  PyErr_SetString(error_class, message);
+  // A message may quote names from a file, which are any bytes.
+  PyObject* text = PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::strlen(message)), "backslashreplace");
+  if (text != nullptr) PyErr_SetObject(error_class, text);
+  Py_XDECREF(text);
   Py_DECREF(error_class);
 }
 

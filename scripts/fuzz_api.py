@@ -33,6 +33,9 @@ CONTRACT_500 = re.compile(
 )
 """What llama-server, and so this server, answers with 500 although the client made a mistake."""
 
+FEATURE_DISABLED = {"error": {"message": "this feature is disabled", "type": "feature_disabled"}}
+"""What routes that must be asked for answer; the one error without a code."""
+
 STATUSES = (200, 400, 404, 413, 501, 503)
 
 
@@ -62,10 +65,14 @@ def fault(response: httpx.Response) -> str:
     status = response.status_code
     if status == 200:
         return _bad_stream(response.text) if "event-stream" in response.headers["content-type"] else ""
+    if status == 204:
+        return "204 with a body" if response.content else ""
     try:
         body = response.json()
     except ValueError:
         return f"{status} without JSON: {response.text[:100]!r}"
+    if status == 403 and body == FEATURE_DISABLED:
+        return ""
     if not _error_form.is_valid(body) or body["error"]["code"] != status:
         return f"{status} with an error of another form: {response.text[:200]}"
     message = body["error"]["message"]

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from pyllama.options.document import GROUPS  # noqa: E402
+from pyllama.options.environment import VARIABLES  # noqa: E402
 from pyllama.options.table import Option, gone_options, options_of  # noqa: E402
 from pyllama.server.body_fields import GENERATION, BodyField  # noqa: E402
 from pyllama.server.endpoints import ENDPOINTS, Endpoint  # noqa: E402
@@ -58,6 +59,9 @@ def compatibility_document() -> str:
             parts += [f"### {title}\n", *_table(("Option", "State", "Why"), map(_option_row, rows)), ""]
     parts.append("### Removed spellings\n\nRefused with what to write instead, as in llama-server:\n")
     parts.append(", ".join(_code([name]) for name in _removed_names()) + "\n")
+    parts.append("### Environment variables without an option\n")
+    rows = ((_code([v.name]), "no effect" if v.no_effect else "works", v.meaning, v.no_effect) for v in VARIABLES)
+    parts += [*_table(("Variable", "State", "What", "Why"), rows), ""]
     served = [endpoint for endpoint in ENDPOINTS if is_served(endpoint)]
     states = ["works" if endpoint in served else "refused" for endpoint in ENDPOINTS for _ in endpoint.paths]
     parts += ["## Endpoints\n", _counts("methods of paths", states), ""]

@@ -89,6 +89,9 @@ def _operation(endpoint: Endpoint, path: str) -> dict[str, Any]:
         "description": "what went wrong",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
+    responses: dict[str, Any] = {"200": {"description": "the answer", "content": answers}, "default": error}
+    if (endpoint.method, path) == ("DELETE", "/v1/stream"):
+        responses = {"204": {"description": "it is stopped"}, "default": error}
     operation: dict[str, Any] = {
         "summary": endpoint.purpose,
         "operationId": re.sub(r"\W+", "_", f"{endpoint.method.lower()}{path}").strip("_"),
@@ -100,7 +103,7 @@ def _operation(endpoint: Endpoint, path: str) -> dict[str, Any]:
             {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
             for name, what in endpoint.query
         ],
-        "responses": {"200": {"description": "the answer", "content": answers}, "default": error},
+        "responses": responses,
     }
     schema = body_schema(endpoint.fields) if endpoint.fields else BODIES.get(path)
     if endpoint.method == "POST" and schema is not None:

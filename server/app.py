@@ -41,7 +41,7 @@ from pyllama.server.middleware import (
 from pyllama.server.responses import error_response
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
-from pyllama.server.static_pages import StaticPages
+from pyllama.server.static_pages import StaticPages, service_worker
 from pyllama.server.vertex import vertex_routes
 
 STOP_SECONDS = 1.0  # for the engine's last step; a long prompt chunk may take longer and is abandoned then
@@ -90,6 +90,7 @@ ROUTES = (
     ("GET", "/v1/stream", streams.read_stream),
     ("DELETE", "/v1/stream", streams.stop_stream),
     ("POST", "/v1/streams/lookup", streams.lookup_streams),
+    ("GET", "/sw.js", service_worker),
     ("GET", "/cors-proxy", cors_proxy.cors_proxy),
     ("POST", "/cors-proxy", cors_proxy.cors_proxy),
 )

@@ -25,7 +25,7 @@ class ChatPrompt:
     """`markers`: texts that the reader of the answer looks for, so that they must not be hidden as control tokens.
 
     tools: that calls keep to. thinking: the block that the answer may begin with, None where it cannot.
-    generation_prompt: what of the answer the prompt holds.
+    generation_prompt: what of the answer the prompt holds, its header included. given: the same of its content.
     """
 
     text: str
@@ -35,6 +35,7 @@ class ChatPrompt:
     tools: ToolSet | None = None
     thinking: ThinkingRules | None = None
     generation_prompt: str = ""
+    given: str = ""
 
 
 def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[str, Any]:
@@ -66,8 +67,11 @@ def template_variables(body: dict[str, Any], settings: ServerSettings) -> dict[s
     return variables
 
 
-def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
-    """Messages -> prompt. Raises `InvalidRequest`, `NotSupported`, `TemplateError`."""
+def chat_prompt(body: dict[str, Any], state: ServerState, *, tells_generation_prompt: bool = False) -> ChatPrompt:
+    """Messages -> prompt. tells_generation_prompt: somebody wants to see it, at the price of a second rendering.
+
+    Raises `InvalidRequest`, `NotSupported`, `TemplateError`.
+    """
     settings, loaded = state.settings, state.loaded
     asked = read_tools(body)
     grammar_rules = follows_grammar(body, loaded.defaults, has_tools=bool(asked.shown))
@@ -100,15 +104,17 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
     parses_calls = read_flag(body.get("parse_tool_calls"), "parse_tool_calls", True) and settings.parses_chat
     tools = tool_set_of(asked, state) if asked.shown and not has_schema and not grammar_rules else None
     read_calls = tools if parses_calls else None
-    splits = tags is not None and reasoning_format != "none" and settings.parses_chat and not grammar_rules
-    if read_calls is not None and splits and reasoning_format == "deepseek-legacy":
-        raise NotSupported("Field 'reasoning_format': 'deepseek-legacy' together with tools is not supported yet")
+    reports_thoughts = reasoning_format != "none"
+    # Calls are looked for after the thoughts, wherever these are shown.
+    splits = tags is not None and settings.parses_chat and not grammar_rules
+    splits = splits and (reports_thoughts or read_calls is not None)
     shape = AnswerShape(
         tags=tags if splits else None,
         opens_in_thoughts=tags is not None and prompt_end(text, tags) is PromptEnd.OPEN,
         given=given,
         echo=echo,
-        thoughts_inline=reasoning_format == "deepseek-legacy",
+        thoughts_inline=reasoning_format in ("none", "deepseek-legacy"),
+        reports_thoughts=reports_thoughts,
         tools=read_calls,
     )
     markers: tuple[str, ...] = () if tags is None or not splits else (tags.start, tags.end)
@@ -116,7 +122,14 @@ def chat_prompt(body: dict[str, Any], state: ServerState) -> ChatPrompt:
         markers += tools.markers
     may_think = variables.get("enable_thinking") is not False
     thinking = None if tags is None else thinking_rules(text, given, tags, may_open=may_think)
-    return ChatPrompt(text + given, shape, reasoning_format, markers, tools, thinking, given)
+    given_content = (conversation.prefill or "") if thinking is None and not conversation.in_thoughts else ""
+    generation_prompt = ""
+    if tells_generation_prompt:
+        before = loaded.render_chat(
+            conversation.messages, tools=asked.shown, add_generation_prompt=False, variables=variables
+        )
+        generation_prompt = (text + given).removeprefix(before) if text.startswith(before) else given
+    return ChatPrompt(text + given, shape, reasoning_format, markers, tools, thinking, generation_prompt, given_content)
 
 
 def tool_set_of(asked: AskedTools, state: ServerState) -> ToolSet:

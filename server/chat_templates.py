@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyllama.chat.tools_as_text import with_arguments
 from pyllama.errors import TemplateError
 from pyllama.server.chat_messages import with_text_content
 from pyllama.server.errors import InvalidRequest
@@ -74,29 +74,8 @@ class ServerTemplate:
             messages = with_text_content(messages)
         if any(message.get("tool_calls") for message in messages):
             as_object = self._template.capabilities.object_arguments
-            messages = [_with_arguments(message, as_object=as_object) for message in messages]
+            messages = [with_arguments(message, as_object=as_object) for message in messages]
         return messages
-
-
-def _with_arguments(message: dict[str, Any], *, as_object: bool) -> dict[str, Any]:
-    """Arguments of tool calls as objects or as JSON texts."""
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
-        function = dict(call["function"])
-        arguments = function.get("arguments")
-        if as_object and isinstance(arguments, str):
-            try:
-                function["arguments"] = json.loads(arguments) if arguments else {}
-            except ValueError:
-                raise InvalidRequest(
-                    "tool_calls[].function.arguments: must be an object or the JSON text of one"
-                ) from None
-        elif not as_object and not isinstance(arguments, str):
-            function["arguments"] = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-        calls.append({**call, "type": "function", "function": function})
-    return {**message, "tool_calls": calls}
 
 
 def load_template(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from pyllama.server.errors import InvalidRequest, ServerFault
 from pyllama.server.json_codec import type_name
 from pyllama.server.request_fields import read_flag, wrong_type
+
+log = logging.getLogger("pyllama.server.srv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,10 @@ def read_tools(body: Mapping[str, Any]) -> AskedTools:
         parallel = read_flag(parallel, "parallel_tool_calls", True)
     required, chosen = _read_choice(body.get("tool_choice"))
     if not tools:
-        if required:
-            raise InvalidRequest("Field 'tool_choice': asks for a call, but there are no 'tools'")
+        if chosen:
+            raise InvalidRequest(f"Field 'tool_choice': there is no tool '{min(chosen)}'")
+        if required:  # llama-server takes this
+            log.warning("tool_choice asks for a call, but the request has no tools: the answer is text")
         return AskedTools([])
     if chosen is not None and not chosen:
         return AskedTools([])

@@ -34,12 +34,13 @@ class EmbeddingTask:
 
 
 class EmbeddingRequest(ActiveRequest):
-    """One HTTP request's texts."""
+    """One HTTP request's texts. scales: of the LoRA adapters; empty: none is applied."""
 
-    __slots__ = ("tasks",)
+    __slots__ = ("scales", "tasks")
 
-    def __init__(self, texts: Sequence[list[int]]) -> None:
+    def __init__(self, texts: Sequence[list[int]], scales: tuple[float, ...] = ()) -> None:
         super().__init__()
+        self.scales = scales
         self.tasks = [EmbeddingTask(self, index, tokens) for index, tokens in enumerate(texts)]
 
 
@@ -175,6 +176,7 @@ class EmbeddingQueue:
     def _start(self, task: EmbeddingTask) -> None:
         task.seq_id = self._free.pop(0)
         task.pool = self._make_pool()
+        self._engine.set_adapters(task.seq_id, task.request.scales)
         self._running.append(task)
 
     def _release(self, task: EmbeddingTask) -> None:

@@ -138,6 +138,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     _E("POST", ("/v1/streams/lookup",), "state of kept streams", fields=LOOKUP),
     _E("GET", ("/tools",), "tools that run on the server", absent=_NO_SERVER_TOOLS, status=403),
     _E("POST", ("/tools",), "run such a tool", absent=_NO_SERVER_TOOLS, status=403),
+    _E("GET", ("/sw.js",), "ends the service worker of another web interface"),
     _E("GET", ("/cors-proxy",), "fetch a URL for a web page", needs="`--ui-mcp-proxy`", query=(_PROXIED,)),
     _E("POST", ("/cors-proxy",), "the same with a body", needs="`--ui-mcp-proxy`", body="anything", query=(_PROXIED,)),
     _E("POST", ("/models",), "download a model", router=True, fields=ROUTER_MODEL),

@@ -12,16 +12,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
-from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
+from pyllama.checkpoints import PAGE_TOKENS
 from pyllama.errors import ContextFull, InvalidArgument, PyllamaError
 from pyllama.grammar import ConstraintFailed
 from pyllama.server import scheduler, slot_log
+from pyllama.server.constrained_draws import ConstrainedDraws
 from pyllama.server.embedding_tasks import EmbeddingQueue, EmbeddingRequest
 from pyllama.server.errors import QueueFull, ServerFault, Unavailable
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started
+from pyllama.server.loop_settings import LoopSettings
 from pyllama.server.metrics import Totals
 from pyllama.server.prompt_scores import score_rows
 from pyllama.server.requests import ActiveRequest
@@ -38,40 +39,11 @@ STEP_SECONDS = 1 / 60
 SCORED_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """`n_batch` is raised to hold one row of every slot and one prompt token. `max_queue`: waiting prompts.
-
-    max_passes: while every sequence generates and nothing waits, up to that many tokens of each are drawn in one engine
-    step, as long as the step lasts no longer than `STEP_SECONDS`: on a small model the work between two steps would
-    otherwise cost several per cent.
-    adds_bos: the vocabulary begins prompts with a token of its own, which a context shift keeps too.
-    n_embedding_rows: tokens of texts to embed per iteration while sequences generate, `n_batch` otherwise.
-    checkpoints: where states are kept, for models that go back in a sequence by them: recurrent ones, sliding windows.
-    prefill_pace: per cent of the time that prompt tokens may take while something generates; 0 and 100: any.
-    sleep_seconds: after so long without work the engine is closed, and made again for the next work; 0: never.
-    can_cut: a sequence can be cut back by a few tokens without one; where it cannot, max_passes is 1.
-    """
-
-    n_slots: int
-    n_ctx_slot: int
-    n_batch: int = 2048
-    similarity: float = 0.1
-    mixes_prompts: bool = True
-    max_queue: int = 1024
-    max_passes: int = 1
-    n_embedding_rows: int = 512
-    adds_bos: bool = False
-    checkpoints: CheckpointRule | None = None
-    can_cut: bool = True
-    prefill_pace: int = 0
-    sleep_seconds: float = 0
-
-
 class EngineLoop:
     """Owner of the engine while it runs. `deliver` gets the events of each step, on the engine thread.
 
-    make_work: `pyllama._engine.Work`. make_engine: another engine like the first, after a sleep.
+    make_work: `pyllama._engine.Work`. make_row: `pyllama._engine.LogitsRow`. make_engine: another engine like the
+    first, after a sleep.
     embeddings: where `EmbeddingRequest`s go; None refuses them.
     """
 
@@ -81,6 +53,7 @@ class EngineLoop:
         settings: LoopSettings,
         *,
         make_work: Callable[..., Any],
+        make_row: Callable[[], Any],
         deliver: Callable[[list[Event]], None],
         make_engine: Callable[[], Any] | None = None,
         embeddings: EmbeddingQueue | None = None,
@@ -102,6 +75,8 @@ class EngineLoop:
         self._deliver = deliver
         self._clock = clock
         self._condition = threading.Condition()
+        self._has_news = False  # something was asked of the loop, or a mask is there, since the iteration began
+        self._constrained = ConstrainedDraws(settings.n_slots, make_row, self._on_mask)
         self._arrived: deque[ActiveRequest] = deque()
         self._cancelled: deque[ActiveRequest] = deque()
         self._slot_actions: deque[tuple[Slot, Callable[[Slot], Any], Future[Any]]] = deque()
@@ -152,14 +127,14 @@ class EngineLoop:
             if len(self._waiting) + len(self._arrived) >= self._settings.max_queue:
                 raise QueueFull(f"{self._settings.max_queue} requests are waiting already")
             self._arrived.append(request)
-            self._condition.notify()
+            self._tell()
 
     def cancel(self, request: ActiveRequest) -> None:
         """Forget a request: queued parts vanish, running parts stop before the next step. No event follows."""
         request.is_cancelled = True
         with self._condition:
             self._cancelled.append(request)
-            self._condition.notify()
+            self._tell()
 
     def on_idle_slot(self, id_slot: int, action: Callable[[Slot], Any]) -> Future[Any]:
         """Run `action` on the engine thread as soon as the slot (modulo the number of slots) is idle."""
@@ -168,7 +143,7 @@ class EngineLoop:
             if self._is_stopping:
                 raise Unavailable("the server is shutting down")
             self._slot_actions.append((self.slots[id_slot % len(self.slots)], action, future))
-            self._condition.notify()
+            self._tell()
         return future
 
     @property
@@ -179,9 +154,17 @@ class EngineLoop:
         """Fail what is in flight and end the thread after its running step. Waits at most `timeout` seconds."""
         with self._condition:
             self._is_stopping = True
-            self._condition.notify()
+            self._tell()
         if self._thread is not None:
             self._thread.join(timeout)
+
+    def _on_mask(self) -> None:
+        with self._condition:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._has_news = True
+        self._condition.notify()
 
     # ---- the engine thread
 
@@ -194,6 +177,7 @@ class EngineLoop:
                 continue
             if self._is_stopping:
                 self._fail_everything(Unavailable("the server is shutting down"))
+                self._constrained.close()
                 return
             if self._engine is None and not self._wake():
                 continue
@@ -243,7 +227,11 @@ class EngineLoop:
             self._embeddings.use(engine)
 
     def iterate(self) -> None:
-        """One iteration: arrivals and cancellations, admission, one engine step, its results."""
+        """One iteration: arrivals and cancellations, admission, one engine step, its results.
+
+        Where there is nothing to do but to wait for masks of grammars, it ends with the next one, or other news.
+        """
+        self._has_news = False
         self._take_arrivals()
         self._drop_cancelled()
         self._run_slot_actions()
@@ -257,17 +245,24 @@ class EngineLoop:
         self._shift_contexts()
         self._resume_blocked()
         self._start_children()
+        self._draw_kept()
         plan = scheduler.plan_step(
             self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts, prompts_rest=rests
         )
         if plan:
             self._step(plan)
+            self._draw_kept()
         if self._has_run_prompt:
             self._prompt_end_us = self._now_us()
             self._prompt_step_us = self._prompt_end_us - started_us
         if self._embeddings and not (self._embeddings_pause and plan):
             self._embed(self._embeddings, n_rows=self._settings.n_embedding_rows if plan else self._n_batch)
         self._flush()
+        if not (plan or self._has_run_prompt or self._embeddings) and any(
+            state.awaits_mask for state in self._states()
+        ):
+            with self._condition:
+                self._condition.wait_for(lambda: self._has_news)
 
     def _now_us(self) -> int:
         return int(self._clock() * 1e6)
@@ -332,8 +327,9 @@ class EngineLoop:
         waiting = [Waiting(len(group), self._pinned_slot(group)) for group in self._waiting]
 
         def choose(index: int, free: Collection[int]) -> int:
-            prompt = self._waiting[index][0].tokens
-            slot, share = choose_slot([self.slots[i] for i in free], prompt, self._settings.similarity)
+            first = self._waiting[index][0]
+            candidates = [self.slots[i] for i in free]
+            slot, share = choose_slot(candidates, first.tokens, self._settings.similarity, first.params.applied_scales)
             slot_log.selected(slot, share)
             return slot.id
 
@@ -355,6 +351,7 @@ class EngineLoop:
         slot.generation = slot.last_generation = generation
         generation.slot_id = slot.id
         generation.sampler.accept(generation.tokens)
+        self._constrained.begin(generation)
         if generation.waits_for_parent:
             self.memory.forget(slot)
         else:
@@ -366,15 +363,16 @@ class EngineLoop:
 
     def _reuse_prefix(self, generation: Generation, slot: Slot) -> Any:
         """Begin with what is known of the tokens, unless the request wants them computed; the engine's answer."""
+        scales = generation.params.applied_scales
         if not generation.params.cache_prompt or generation.is_scoring:
-            self.memory.forget(slot)
+            self.memory.start_anew(slot, scales)
             return None
-        found = self.memory.reuse(slot, generation.tokens)
+        found = self.memory.reuse(slot, generation.tokens, scales, generation.params.n_cache_reuse)
         self.memory.plan_checkpoints(slot, generation.prompt)
         if found is not None:
             log.debug(
-                "slot %2d | task %d | prefix reuse: n_past = %d of %d, known = %d, source = %s, checkpoint = %d, "
-                "limit = %s; states will be kept at %s",
+                "slot %2d | task %d | prefix reuse: n_past = %d of %d, known = %d, source = %s, "
+                "checkpoint = %d, limit = %s, moved = %d; states will be kept at %s",
                 slot.id,
                 generation.age,
                 found.length,
@@ -383,6 +381,7 @@ class EngineLoop:
                 found.source,
                 found.checkpoint,
                 found.limit or "none",
+                found.moved,
                 slot.checkpoints,
             )
         return found
@@ -420,6 +419,7 @@ class EngineLoop:
                         generation.is_blocked,
                         self._tokens_until_cut(slot),
                         generation.has_begun,
+                        generation.awaits_mask,
                     )
                 )
         return states
@@ -434,39 +434,23 @@ class EngineLoop:
             cuts = [*cuts, slot.generation.n_prompt - 1]
         return min((position for position in cuts if position > n_held), default=n_held) - n_held
 
-    def _constrain(self, plan: list[Chunk]) -> list[Chunk]:
-        """Tell the samplers which tokens grammars allow next; the plan without sequences that cannot go on."""
-        possible = []
-        for chunk in plan:
-            slot = self.slots[chunk.slot]
-            generation = slot.generation
-            if chunk.draws and generation.constraint is not None:
-                try:
-                    generation.sampler.set_mask(generation.constraint.mask())
-                except ConstraintFailed as error:
-                    self._fail(slot, error)
-                    continue
-            possible.append(chunk)
-        return possible
-
     def _step(self, plan: list[Chunk]) -> None:
-        plan = self._constrain(plan)
-        if not plan:
-            return
-        works = []
+        possible, works = [], []
         for chunk in plan:
             slot = self.slots[chunk.slot]
             generation, n_past = slot.generation, len(slot.tokens)
             params = generation.params
-            works.append(
-                self._make_work(
-                    slot.id,
-                    generation.tokens[n_past : n_past + chunk.n_tokens],
-                    generation.sampler if chunk.draws else None,
-                    params.n_probs,
-                    params.post_sampling_probs,
-                )
-            )
+            try:
+                sampler, row = self._constrained.place(slot) if chunk.draws else (None, None)
+            except ConstraintFailed as error:
+                self._fail(slot, error)
+                continue
+            possible.append(chunk)
+            tokens = generation.tokens[n_past : n_past + chunk.n_tokens]
+            works.append(self._make_work(slot.id, tokens, sampler, params.n_probs, params.post_sampling_probs, row))
+        plan = possible
+        if not plan:
+            return
         n_passes = self._n_passes(plan)
         started = self._clock()
         try:
@@ -494,13 +478,14 @@ class EngineLoop:
             if generation.n_decoded == 0:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
-            if not chunk.draws:
-                continue
-            try:
-                if self._take(generation, next(drawn), now):
-                    finished.append(slot)
-            except ConstraintFailed as error:
-                self._fail(slot, error)
+            if work.logits is not None:
+                generation.awaits_mask = True
+            elif chunk.draws:
+                try:
+                    if self._take(generation, next(drawn), now):
+                        finished.append(slot)
+                except ConstraintFailed as error:
+                    self._fail(slot, error)
         for _ in range(1, n_passes):
             for chunk in plan:
                 slot, output = self.slots[chunk.slot], next(drawn)
@@ -522,6 +507,17 @@ class EngineLoop:
                 self.memory.keep_state(slot, is_generating=len(slot.tokens) > generation.n_prompt)
         for slot in finished:
             self._finish(slot)
+
+    def _draw_kept(self) -> None:
+        """Draw for the sequences whose logits waited for a mask that is there now."""
+        for slot in self.slots:
+            if not self._constrained.can_draw(slot):
+                continue
+            try:
+                if self._take(slot.generation, self._constrained.draw(slot), self._clock()):
+                    self._finish(slot)
+            except PyllamaError as error:
+                self._fail(slot, error)
 
     def _shift_contexts(self) -> None:
         """Make room in full slots whose generations may go on."""
@@ -585,7 +581,7 @@ class EngineLoop:
         """
         scoring = [s for s in self.slots if s.generation is not None and s.generation.is_scoring]
         scoring = [s for s in scoring if not s.generation.is_blocked]
-        if rests and any(state.is_generating and not state.is_blocked for state in self._states()):
+        if rests and any(state.generates for state in self._states()):
             scoring = [s for s in scoring if not s.generation.has_begun]
         if not scoring:
             return
@@ -629,6 +625,8 @@ class EngineLoop:
         """One drawn token; True when it ends the generation."""
         self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
         self._reports.on_token(generation, now)
+        if not generation.is_done:
+            self._constrained.begin(generation)
         return generation.is_done
 
     def _count_step(self, plan: list[Chunk], n_passes: int, seconds: float) -> None:

@@ -9,6 +9,8 @@ from pyllama.server.generation_params import GenerationParams
 from pyllama.text_stream import TextStream
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from pyllama.grammar.guide import Guide
     from pyllama.server.embedding_tasks import EmbeddingTask
     from pyllama.server.requests import ActiveRequest
@@ -117,6 +119,7 @@ class Generation:
         "_unsent",
         "_vocabulary",
         "age",
+        "awaits_mask",
         "children",
         "constraint",
         "has_begun",
@@ -124,6 +127,7 @@ class Generation:
         "index",
         "is_blocked",
         "is_done",
+        "mask",
         "n_cached",
         "n_ctx",
         "n_decoded",
@@ -173,6 +177,8 @@ class Generation:
         self.params = params
         self.sampler = sampler
         self.constraint = constraint  # which tokens may be drawn; None: any
+        self.mask: Future[Any] | None = None  # of the next token, where the constraint takes its time
+        self.awaits_mask = False  # the engine has kept the logits that it is to be drawn from
         self.n_ctx = n_ctx
         self.tokens = prompt if parent is None else list(prompt)
         self.n_prompt = len(prompt)
@@ -246,7 +252,7 @@ class Generation:
     def on_preempted(self) -> None:
         """The slot lost its tokens; what cannot be had back is computed again later, with the same result."""
         self.is_blocked = True
-        self.has_begun = False
+        self.has_begun = self.awaits_mask = False
         if self.n_decoded == 0:
             self.prompt_records.clear()
 

@@ -49,12 +49,19 @@ class GenerationParams:
     reasoning_format: str = "none"
     preserved_tokens: frozenset[int] = frozenset()  # control tokens that are part of the text all the same
     echo: bool = False
+    adapter_scales: tuple[float, ...] = ()  # of each LoRA adapter
     scores_prompt: bool = False  # log-probabilities of the prompt tokens as well
     tools: ToolSet | None = None  # that calls in the answer keep to
     thinking: ThinkingRules | None = None  # the block that a schema, calls and lazy grammars wait for
     budget: BudgetRules | None = None
+    given: str = ""  # of the answer, in the prompt
     chat_format: str = "Content-only"
     generation_prompt: str = ""
+
+    @property
+    def applied_scales(self) -> tuple[float, ...]:
+        """`adapter_scales` as the engine compares them: empty when no adapter has any effect."""
+        return self.adapter_scales if any(self.adapter_scales) else ()
 
     @property
     def grammar_source(self) -> GrammarSource | None:
@@ -139,7 +146,7 @@ def settings_json(params: GenerationParams, *, full: bool = True) -> dict[str, A
         "timings_per_token": params.timings_per_token,
         "post_sampling_probs": params.post_sampling_probs,
         "backend_sampling": params.backend_sampling,
-        "lora": [],
+        "lora": [{"id": index, "scale": scale} for index, scale in enumerate(params.adapter_scales)],
     }
     if not full:
         for name in FULL_FORM_ONLY:

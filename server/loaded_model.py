@@ -12,20 +12,29 @@ from typing import Any
 from pyllama.chat.tools_as_text import with_calls_as_text, with_tools_as_text
 from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
 from pyllama.dry_breakers import DryBreakerTable
+from pyllama.errors import InvalidArgument
 from pyllama.host_memory import MEBIBYTE, cache_budget
+from pyllama.infill_vocabulary import InfillTable
+from pyllama.server.adapters import AdapterFacts, Adapters
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import InvalidRequest
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.request_fields import SAMPLER_NAMES
 from pyllama.server.rerank_prompt import RerankPrompt
-from pyllama.server.sampling_params import SamplingParams, with_end_tokens_banned
+from pyllama.server.sampling_params import (
+    SamplerParts,
+    SamplingParams,
+    uses_dry,
+    uses_infill,
+    with_end_tokens_banned,
+)
 from pyllama.server.settings import SAMPLING_OPTIONS, ServerSettings
 from pyllama.server.vocabulary import Vocabulary
 
 log = logging.getLogger("pyllama.server.srv")
 
-# Tokens of each sequence that one engine step may draw (engine_loop.LoopSettings). More would save little.
+# Tokens of each sequence that one engine step may draw (loop_settings.LoopSettings). More would save little.
 MAX_PASSES = 4
 
 
@@ -36,8 +45,9 @@ class LoadedModel:
     n_ctx: tokens of the pool that all slots share; n_ctx_slot: what one slot may use of it.
     exceeds_original_context: n_ctx does, of a model stretched beyond its first training; longrope then turns otherwise.
     sampler_factory: `pyllama._engine.Sampler`. chat_template: None when the file has none that can be used;
-    `template_error` says why. shifts_context: full slots go on without their oldest tokens. pooling: how embeddings are
-    made; None when the server does not serve them. `rerank_prompt`: with pooling `rank`.
+    `template_error` says why. can_shift: tokens can be moved to other positions. shifts_context: full slots go on
+    without their oldest tokens. pooling: how embeddings are made; None when the server does not serve them.
+    `rerank_prompt`: with pooling `rank`.
     """
 
     facts: Mapping[str, Any]
@@ -50,13 +60,17 @@ class LoadedModel:
     exceeds_original_context: bool = False
     chat_template: Any = None
     template_error: Exception | None = None
+    can_shift: bool = False
     shifts_context: bool = False
     pooling: str | None = None
     rerank_prompt: RerankPrompt | None = None
+    adapters: Adapters = field(default_factory=Adapters)
     dry_breakers: DryBreakerTable = field(init=False)
+    infill_table: InfillTable = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dry_breakers", DryBreakerTable(self.tokenizer))
+        object.__setattr__(self, "infill_table", InfillTable(self.tokenizer, self.vocabulary.n_vocab))
 
     @property
     def tokenizer(self) -> Any:
@@ -68,6 +82,19 @@ class LoadedModel:
 
     def ban_end_tokens(self, params: SamplingParams) -> SamplingParams:
         return with_end_tokens_banned(params, sorted(self.vocabulary.eog_ids))
+
+    def sampler_parts(self, params: SamplingParams) -> SamplerParts:
+        """What the samplers need of the vocabulary. The first time takes a second: not for the event loop's thread.
+
+        Raises `InvalidRequest`.
+        """
+        try:
+            return SamplerParts(
+                self.dry_breakers.prepare(params.dry_sequence_breakers) if uses_dry(params) else None,
+                self.infill_table.prepare() if uses_infill(params) else None,
+            )
+        except InvalidArgument as error:
+            raise InvalidRequest(f"Failed to initialize samplers: {error}") from error
 
     def render_chat(
         self,
@@ -188,10 +215,11 @@ def open_model(settings: ServerSettings) -> Any:
 
 def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
     """Read the file, build the engine and start its thread. Raises `PyllamaError` or `OSError`."""
-    from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Sampler, Work
+    from pyllama._engine import EmbeddingWork, Engine, HiddenPool, LogitsRow, Sampler, Work
+    from pyllama.adapters import load_adapters, load_control_vector
     from pyllama.embeddings import EMBEDDED_TOGETHER, read_pooling_type
     from pyllama.server.chat_templates import load_template
-    from pyllama.server.engine_loop import LoopSettings
+    from pyllama.server.loop_settings import LoopSettings
     from pyllama.tokenizer import Tokenizer
 
     log.info("loading model '%s'", settings.model)
@@ -204,9 +232,11 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
     cache_bytes = logged_cache_budget(settings)
 
-    def make_engine(model: Any) -> Any:
+    def make_engine(model: Any, adapters: list[Any]) -> Any:
         return Engine(
             model,
+            adapters=adapters,
+            control=load_control_vector(model, settings.control_vectors, settings.control_layers),
             n_ctx=n_ctx,
             n_seq_max=settings.n_slots + (EMBEDDED_TOGETHER if pooling is not None else 0),
             n_batch=max(settings.n_batch, settings.n_slots + 1),
@@ -225,11 +255,14 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     def make_engine_again() -> Any:
         log.info("loading model '%s' again", settings.model)
         again = open_model(settings)
-        engine = make_engine(again)
+        engine = make_engine(again, load_adapters(again, settings.adapters))
         again.close()  # the engine keeps the weights as long as it needs them
         return engine
 
-    engine = make_engine(model)
+    adapters = load_adapters(model, settings.adapters)
+    for index, (adapter, (_, scale)) in enumerate(zip(adapters, settings.adapters, strict=True)):
+        log.info("LoRA adapter %d: '%s', scale = %g", index, adapter.path, scale)
+    engine = make_engine(model, adapters)
     keeps_states = engine.needs_checkpoints and cache_bytes != 0 and settings.n_checkpoints > 0
     if engine.needs_checkpoints and not keeps_states:
         log.warning(
@@ -240,6 +273,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     )
     tokenizer = Tokenizer.from_metadata(metadata)
     vocabulary = Vocabulary(tokenizer, model.n_vocab, shows_special=settings.shows_special)
+    vocabulary.grammars.prepare()  # now, while nobody waits for anything else
     source = settings.defaults.grammar_source
     if source is not None:  # requests would fail one by one otherwise
         vocabulary.grammars.compile(source)
@@ -252,6 +286,10 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         n_ctx_slot,
         "true" if settings.kv_unified else "false",
     )
+    if settings.defaults.n_cache_reuse > 0 and not engine.can_shift:
+        raise InvalidArgument(
+            f"--cache-reuse: tokens of a {model.architecture} model cannot be moved to other positions"
+        )
     shifts_context = settings.context_shift and engine.can_shift
     if settings.context_shift and not shifts_context:
         log.warning(
@@ -286,6 +324,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             can_cut=not model.is_recurrent,
         ),
         make_work=Work,
+        make_row=LogitsRow,
         deliver=deliver,
         make_engine=make_engine_again,
         embeddings=embeddings,
@@ -301,9 +340,14 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         exceeds_original_context=n_ctx > (original_context or n_ctx),
         chat_template=template,
         template_error=template_error,
+        can_shift=engine.can_shift,
         shifts_context=shifts_context,
         pooling=pooling,
         rerank_prompt=RerankPrompt.from_metadata(metadata, tokenizer) if pooling == "rank" else None,
+        adapters=Adapters(
+            [AdapterFacts(adapter.path, adapter.task_name, adapter.prompt_prefix) for adapter in adapters],
+            [scale for _, scale in settings.adapters],
+        ),
     )
     model.close()  # the engine keeps the weights as long as it needs them
     engine_loop.start()

@@ -44,6 +44,8 @@ def read_logit_bias(value: Any, tokenizer: Encoder, n_vocab: int) -> tuple[tuple
                 result.append((token, number))
         elif isinstance(token, str):
             result.extend((t, number) for t in tokenizer.encode(token, add_special=False, parse_special=False))
+        if len(result) > n_vocab:
+            raise InvalidRequest(f"Field 'logit_bias': more biases than the vocabulary has tokens ({n_vocab})")
     return tuple(result)
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pyllama.download.model_options import ChosenModel, choose_model
+from pyllama.download.model_options import ChosenModel, PresetRepository, choose_model
 from pyllama.errors import PyllamaError
 from pyllama.options.version import build_label, cuda_kernels
 from pyllama.server.api.info import models_json
@@ -56,10 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             from pyllama.server.router.serve import serve_router
 
             return serve_router(options, argv, os.environ)
+        try:
+            chosen = choose_model(options, os.environ, log.warning)
+        except PresetRepository as found:
+            from pyllama.server.router.serve import serve_router
+
+            log.info("%s has presets: %s", options.hf_repo, found.path)
+            return serve_router(options, argv, os.environ, found.path)
         for option in ("models_dir", "models_preset"):
             if options.given(option):
                 log.warning("--%s has no effect: a model is given", option.replace("_", "-"))
-        chosen = choose_model(options, os.environ, log.warning)
         settings = with_vertex(settings_from_options(options, chosen.path), os.environ, ROUTE_PATHS)
     except (OSError, PyllamaError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)

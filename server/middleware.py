@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import logging
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,7 +29,7 @@ CLOSES = (b"connection", b"close")
 STAYS_OPEN = (b"keep-alive", b"timeout=%d, max=%d" % (KEEP_ALIVE_SECONDS, MAX_REQUESTS))
 MAX_BODY_BYTES = 100 * 1024 * 1024
 # Without a key: health, and where a browser looks for the web interface (404 as long as there is none).
-PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html"})
+PUBLIC_PATHS = frozenset({"/health", "/v1/health", "/", "/index.html", "/sw.js"})
 
 
 def header(scope: Scope, name: bytes) -> bytes:
@@ -157,6 +158,8 @@ class ErrorMiddleware:
 
         try:
             await self._app(scope, receive, send_watched)
+        except ClientDisconnect:  # before its body was complete: nobody reads an answer
+            log.debug("%s %s: the client left", scope.get("method"), scope.get("path"))
         except Exception as error:
             if not isinstance(error, (RequestError, PyllamaError)):
                 log.exception("%s %s failed", scope.get("method"), scope.get("path"))

@@ -73,7 +73,13 @@ REQUEST_FIELDS: tuple[RequestField, ...] = (
     _F("n_discard", "int", "tokens dropped per context shift", low=0, high=INT_MAX),
     _F("n_indent", "int", "stop at a line indented by fewer blanks", low=0, high=INT_MAX),
     _F("n_cmpl", "int", "completions per prompt, at most the number of slots", aliases=("n",), low=1),
-    _F("n_cache_reuse", "int", "chunk size of shifted cache reuse (only 0 yet)", low=0, high=INT_MAX),
+    _F(
+        "n_cache_reuse",
+        "int",
+        "least number of tokens that a slot reuses at another place; 0: none",
+        low=0,
+        high=INT_MAX,
+    ),
     _F("t_max_predict_ms", "int", "time limit that acts at a line break", low=-1, high=INT64_MAX),
     _F("response_fields", "strings", "paths to keep of the native final result; empty: all"),
     _F("id_slot", "int", "slot to use, modulo the number of slots; -1: any"),
@@ -144,14 +150,8 @@ SAMPLER_NAMES: dict[str, str] = {
     for alias in aliases
 }
 
-# Features that do not exist yet: the request is refused when the predicate says that the parameter would act.
-ACTIVE_SAMPLING: tuple[tuple[str, Callable[[SamplingParams], bool]], ...] = (
-    ("samplers", lambda s: s.mirostat == 0 and "infill" in s.samplers),
-)
-
 # Fields without a row above. Value: is it neutral?
 UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "lora": lambda v: v == [],
     "chat_format": lambda v: v in (0, "Content-only") and v is not False,
     "chat_parser": lambda v: v == "",
     "parse_tool_calls": lambda v: v is False,
@@ -160,7 +160,6 @@ UNSUPPORTED_FIELDS: dict[str, Callable[[Any], bool]] = {
 
 # JSON types of these fields where they exist: another type is the client's mistake (400), not a missing feature.
 _UNSUPPORTED_TYPES: dict[str, tuple[str, ...]] = {
-    "lora": ("array",),
     "chat_format": ("number", "string"),
     "chat_parser": ("string",),
     "parse_tool_calls": ("boolean",),
@@ -312,7 +311,7 @@ def read_params(
     params = replace(defaults, sampling=replace(defaults.sampling, **sampling), **general)
     if params.sampling.ignore_eos:
         params = replace(params, sampling=ban_end_tokens(params.sampling))
-    _refuse_unsupported(body, params)
+    _refuse_unsupported(body)
     return params
 
 
@@ -353,7 +352,7 @@ def read_samplers(value: Any) -> tuple[str, ...]:
     return tuple(SAMPLER_NAMES[name.lower()] for name in names if name.lower() in SAMPLER_NAMES)
 
 
-def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> None:
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name, is_neutral in UNSUPPORTED_FIELDS.items():
         value = body.get(name)
         if value is None:
@@ -363,11 +362,6 @@ def _refuse_unsupported(body: Mapping[str, Any], params: GenerationParams) -> No
             raise wrong_type(name, " or ".join(expected), value)
         if not is_neutral(value):
             raise NotSupported(f"Field '{name}': this feature is not supported yet")
-    for name, is_active in ACTIVE_SAMPLING:
-        if is_active(params.sampling):
-            raise NotSupported(f"Field '{name}': this sampler is not supported yet; leave it at its neutral value")
-    if params.n_cache_reuse > 0:
-        raise NotSupported("Field 'n_cache_reuse': reuse by position shift is not supported yet; only 0 is")
 
 
 def fields_markdown() -> str:

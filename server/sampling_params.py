@@ -85,16 +85,21 @@ def uses_dry(params: SamplingParams) -> bool:
     )
 
 
-def make_sampler(
-    params: SamplingParams,
-    n_vocab: int,
-    factory: Callable[..., Any],
-    dry_breakers: Callable[[Sequence[str]], Any],
-) -> Any:
-    """A sampler with its own generator and history. Raises `InvalidRequest`.
+def uses_infill(params: SamplingParams) -> bool:
+    """Whether the infill sampler acts, and the texts of the vocabulary are needed."""
+    return params.mirostat == 0 and "infill" in params.samplers
 
-    factory: `pyllama._engine.Sampler`. dry_breakers: `DryBreakerTable.prepare`, called only if DRY acts.
-    """
+
+@dataclass(frozen=True, slots=True)
+class SamplerParts:
+    """What samplers share: `pyllama._engine.DryBreakers` and `InfillVocabulary`, where they are needed."""
+
+    dry_breakers: Any = None
+    infill_vocabulary: Any = None
+
+
+def make_sampler(params: SamplingParams, n_vocab: int, factory: Callable[..., Any], parts: SamplerParts) -> Any:
+    """A sampler with its own generator and history. Raises `InvalidRequest`. factory: `pyllama._engine.Sampler`."""
     try:
         return factory(
             n_vocab,
@@ -118,7 +123,8 @@ def make_sampler(
             dry_base=params.dry_base,
             dry_allowed_length=params.dry_allowed_length,
             dry_penalty_last_n=params.dry_penalty_last_n,
-            dry_breakers=dry_breakers(params.dry_sequence_breakers) if uses_dry(params) else None,
+            dry_breakers=parts.dry_breakers,
+            infill_vocabulary=parts.infill_vocabulary,
             mirostat=params.mirostat,
             mirostat_tau=params.mirostat_tau,
             mirostat_eta=params.mirostat_eta,

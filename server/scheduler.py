@@ -16,6 +16,7 @@ class SequenceState(NamedTuple):
 
     n_until_cut: tokens after which a step must end, because the state there is wanted; 0: none.
     has_begun: some of its prompt has been computed, so that the rest may be paced.
+    awaits_mask: all its tokens are in the engine; the next one is drawn when its grammar's mask is there.
     """
 
     slot: int
@@ -25,6 +26,11 @@ class SequenceState(NamedTuple):
     is_blocked: bool = False  # gave its memory away; all its tokens are pending
     n_until_cut: int = 0
     has_begun: bool = False
+    awaits_mask: bool = False
+
+    @property
+    def generates(self) -> bool:
+        return (self.is_generating or self.awaits_mask) and not self.is_blocked
 
 
 class Chunk(NamedTuple):
@@ -61,10 +67,11 @@ def plan_step(
     waits for the first sign of life.
     """
     chunks = [Chunk(s.slot, 1, True) for s in sequences if s.is_generating and not s.is_blocked]
-    if chunks and not mixes_prompts:
+    generates = any(s.generates for s in sequences)
+    if generates and not mixes_prompts:
         return chunks
     room = n_batch - len(chunks)
-    rests = prompts_rest and bool(chunks)
+    rests = prompts_rest and generates
     for s in sorted(_startable_prompts(sequences), key=lambda s: s.age):
         if rests and s.has_begun:
             continue
@@ -97,11 +104,7 @@ def resumable(
     once (memory that younger sequences hold is then taken from them). others_run: so does something that is not listed.
     """
     blocked = sorted((s for s in sequences if s.is_blocked), key=lambda s: s.age)
-    runs = (
-        others_run
-        or any(s.is_generating and not s.is_blocked for s in sequences)
-        or bool(_startable_prompts(sequences))
-    )
+    runs = others_run or any(s.generates for s in sequences) or bool(_startable_prompts(sequences))
     slots: list[int] = []
     for s in blocked:
         need = (s.n_pending // page_tokens + 2) * page_tokens

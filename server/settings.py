@@ -70,6 +70,9 @@ class ServerSettings:
     kv_overrides: Mapping[str, Any] = field(default_factory=dict)
     placement: Mapping[str, Any] = field(default_factory=dict)  # devices, as the model takes them
     rope: Mapping[str, Any] = field(default_factory=dict)
+    adapters: tuple[tuple[str, float], ...] = ()  # LoRA: files and the scales that requests start from
+    control_vectors: tuple[tuple[str, float], ...] = ()
+    control_layers: tuple[int, int] | None = None  # the first and last that they act on; None: all
     cont_batching: bool = True
     sleep_idle_seconds: int = -1
     prefill_pace: int = 30  # per cent of the time; 0 and 100: no limit
@@ -184,6 +187,9 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         kv_overrides=dict(options.override_kv),
         placement=_placement(options),
         rope=rope_arguments(options),
+        adapters=tuple((path, 0.0 if options.lora_init_without_apply else scale) for path, scale in options.adapters),
+        control_vectors=options.control_vectors,
+        control_layers=options.control_vector_layer_range,
         cont_batching=options.cont_batching,
         sleep_idle_seconds=options.sleep_idle_seconds,
         prefill_pace=options.prefill_pace,
@@ -194,7 +200,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         embd_normalize=options.embd_normalize,
         cache_ram=options.cache_ram if "cache_ram" in given else None,
         n_checkpoints=max(0, options.ctx_checkpoints),
-        swa_full=options.swa_full or options.context_shift,  # what is moved must be there
+        swa_full=options.swa_full or options.context_shift or options.cache_reuse > 0,  # what is moved must be there
         checkpoint_min_step=options.checkpoint_min_step,
         n_predict=options.n_predict,
         shows_special=options.special,
@@ -214,6 +220,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
             n_predict=options.n_predict,
             n_keep=options.keep,
             cache_prompt=options.cache_prompt,
+            n_cache_reuse=max(0, options.cache_reuse),
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
             verbose=options.verbosity > 9,

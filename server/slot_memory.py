@@ -43,32 +43,45 @@ class SlotMemory:
     def use(self, engine: Any) -> None:
         """From now on another engine, which holds nothing; None: for a while none, and `usage` stays what it was."""
         for slot in self._slots:
-            slot.tokens, slot.checkpoints = [], []
+            slot.tokens, slot.checkpoints, slot.scales = [], [], ()
         self._engine = engine
         if engine is not None:
             self._note_usage()
 
-    def reuse(self, slot: Slot, prompt: list[int]) -> Any:
+    def reuse(self, slot: Slot, prompt: list[int], scales: tuple[float, ...] = (), least_chunk: int = 0) -> Any:
         """The slot := the longest known beginning of a prompt but for its last token. The engine's `PrefixReuse`.
 
+        scales: of the LoRA adapters, empty for none; what was computed with others is not that beginning.
+        least_chunk > 0: runs of at least so many tokens that the slot holds elsewhere may be moved.
         Idle slots make room for a copy that comes back from host memory: the prompt would take their pages anyway.
         """
         most = len(prompt) - 1
-        if self._is_short(slot):
-            self.cut(slot, common_prefix(slot.tokens, prompt))
+        if self._is_short(slot) and not least_chunk:
+            self.cut(slot, common_prefix(slot.tokens, prompt) if slot.scales == scales else 0)
         try:
-            found = self._engine.reuse_prefix(slot.id, prompt, most)
-            slot.tokens = prompt[: found.length]
+            found = self._engine.reuse_prefix(slot.id, prompt, most, scales, least_chunk)
+            slot.tokens, slot.scales = prompt[: found.length], scales
             while found.limit == NO_PAGE and self.drop_idle():
-                found = self._engine.reuse_prefix(slot.id, prompt, most)
+                found = self._engine.reuse_prefix(slot.id, prompt, most, scales, least_chunk)
                 slot.tokens = prompt[: found.length]
         except OutOfMemory as error:  # the answer does not depend on the cache
             log.warning("slot %2d | no host memory for the prompt cache, the prompt is computed: %s", slot.id, error)
             self.clear(slot)
+            self._set_scales(slot, scales)
             return None
         finally:
             self._note_usage()
         return found
+
+    def start_anew(self, slot: Slot, scales: tuple[float, ...] = ()) -> None:
+        """The slot := nothing, with these scales for what comes; what it held is kept as `forget` does."""
+        self.forget(slot)
+        self._set_scales(slot, scales)
+
+    def _set_scales(self, slot: Slot, scales: tuple[float, ...]) -> None:
+        if slot.scales != scales:
+            self._engine.set_adapters(slot.id, scales)
+            slot.scales = scales
 
     def plan_checkpoints(self, slot: Slot, prompt: list[int]) -> None:
         """Choose the positions for the part of a prompt that the slot does not hold yet."""
@@ -92,7 +105,9 @@ class SlotMemory:
         """The target := the first `length` tokens of the source; all of them, for models that keep states."""
         if length > 0:
             self._engine.fork(source.id, target.id, length)
-            target.tokens = source.tokens[:length]
+            target.tokens, target.scales = source.tokens[:length], source.scales
+        else:
+            self._set_scales(target, source.scales)
 
     def cut(self, slot: Slot, length: int) -> None:
         """The slot keeps its first `length` tokens. Only for models whose sequences can be cut."""
@@ -159,6 +174,7 @@ class SlotMemory:
                 if not self.drop_idle():
                     raise
             finally:
+                slot.scales = self._engine.adapters(slot.id)
                 self._note_usage()
         if self._engine.length(slot.id) != len(tokens):
             self._engine.clear(slot.id)

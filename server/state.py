@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ class ServerState:
     def __init__(self, settings: ServerSettings, *, build_info: str = "b0-unknown") -> None:
         self.settings = settings
         self.build_info = build_info
-        self.media_marker = f"<__media_{secrets.token_hex(16)}__>"
+        self.media_marker = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
         self.running: dict[str, ActiveRequest] = {}  # requests being answered, by the id that their clients know
         self.event_loop: asyncio.AbstractEventLoop | None = None
         self.streams = StreamStore()

@@ -1,11 +1,45 @@
-"""The folder of `--path`: its files at the root of the server, for GET and HEAD."""
+"""The folder of `--path`: its files at the root of the server, for GET and HEAD.
+
+A browser that knew another web interface at this address may still run its service worker, which would go on to show
+that interface; `/sw.js` is where it looks for a newer one, and gets one that takes its leave.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pyllama.server.settings import ServerSettings
+
+LEAVING_WORKER = b"""\
+self.addEventListener('install', () => self.skipWaiting());
+self.addEventListener('activate', (event) => {
+  event.waitUntil(
+    (async () => {
+      for (const name of await caches.keys()) await caches.delete(name);
+      await self.registration.unregister();
+      for (const page of await self.clients.matchAll({ type: 'window' })) page.navigate(page.url);
+    })(),
+  );
+});
+"""
+
+
+async def service_worker(http: Request) -> Response:
+    """The folder's own, where it has one."""
+    settings: ServerSettings = http.app.state.server.settings
+    own = Path(settings.static_path, WORKER_NAME) if settings.static_path else None
+    if own is not None and own.is_file():
+        return await StaticPages(settings.static_path).get_response(WORKER_NAME, http.scope)
+    return Response(LEAVING_WORKER, media_type="text/javascript", headers={"Cache-Control": "no-cache"})
+
+
+WORKER_NAME = "sw.js"
 
 
 class StaticPages(StaticFiles):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message
@@ -20,7 +20,9 @@ from pyllama.server.errors import InvalidRequest
 CONVERSATION_HEADER = "x-conversation-id"
 BYTES_PER_STREAM = 4 << 20
 BYTES_OF_FINISHED = 256 << 20  # of all streams that have ended; the oldest are forgotten first
+BYTES_BESIDE = 2048  # what a stream takes beside its bytes, about
 SECONDS_AFTER_END = 300.0
+MAX_ID = 512  # characters
 SUFFIX = "::"  # a conversation `c` is also found as the streams `c::...`
 
 
@@ -106,6 +108,11 @@ class KeptStream:
 
         self._task = asyncio.get_running_loop().create_task(run())
 
+    @property
+    def n_bytes(self) -> int:
+        """About what it takes in memory."""
+        return self.buffer.n_kept + len(self.conversation) + BYTES_BESIDE
+
     def json(self) -> dict[str, Any]:
         buffer = self.buffer
         return {
@@ -121,9 +128,18 @@ async def _no_messages() -> Message:
     raise RuntimeError("a kept stream has no client")
 
 
-def belongs_to(stream: str, conversation: str) -> bool:
-    """Whether a stream's id is the conversation's, or one below it."""
-    return stream == conversation or stream.startswith(conversation + SUFFIX)
+def conversations_of(stream: str) -> list[str]:
+    """The conversations under which a stream is found: its own id, and what stands before each `::` in it."""
+    parts = stream.split(SUFFIX)
+    return [SUFFIX.join(parts[:n]) for n in range(len(parts), 0, -1)]
+
+
+def conversation_id(headers: Mapping[str, str]) -> str | None:
+    """What `X-Conversation-Id` says, if it says anything. Raises `InvalidRequest` for one that is too long."""
+    conversation = headers.get(CONVERSATION_HEADER)
+    if conversation and len(conversation) > MAX_ID:
+        raise InvalidRequest(f"X-Conversation-Id: longer than {MAX_ID} characters")
+    return conversation or None
 
 
 class StreamStore:
@@ -133,6 +149,8 @@ class StreamStore:
         self, *, seconds_after_end: float = SECONDS_AFTER_END, bytes_of_finished: int = BYTES_OF_FINISHED
     ) -> None:
         self._streams: dict[str, KeptStream] = {}
+        self._finished: dict[str, asyncio.TimerHandle] = {}  # the oldest first; when each is forgotten
+        self._n_finished_bytes = 0
         self._seconds_after_end = seconds_after_end
         self._bytes_of_finished = bytes_of_finished
 
@@ -147,25 +165,22 @@ class StreamStore:
 
     def end(self, conversation: str) -> None:
         """Stop a stream and forget it. Without effect when it is not known."""
-        if (stream := self._streams.pop(conversation, None)) is not None:
+        if (stream := self._forget(conversation)) is not None:
             stream.stop()
 
     def has_ended(self, stream: KeptStream) -> None:
         """A stream got its last byte, or will never get any."""
         stream.buffer.finish()
-        if self._streams.get(stream.conversation) is not stream:
+        name = stream.conversation
+        if self._streams.get(name) is not stream or name in self._finished:
             return
         if not stream.buffer.n_total:
-            del self._streams[stream.conversation]
+            del self._streams[name]
             return
-        asyncio.get_running_loop().call_later(self._seconds_after_end, self._forget, stream)
-        finished = [other for other in self._streams.values() if other.buffer.is_done]
-        n_bytes = sum(other.buffer.n_kept for other in finished)
-        for other in sorted(finished, key=lambda other: other.buffer.completed_at):
-            if n_bytes <= self._bytes_of_finished:
-                break
-            n_bytes -= other.buffer.n_kept
-            self._forget(other)
+        self._finished[name] = asyncio.get_running_loop().call_later(self._seconds_after_end, self._forget, name)
+        self._n_finished_bytes += stream.n_bytes
+        while self._n_finished_bytes > self._bytes_of_finished:
+            self._forget(next(iter(self._finished)))
 
     def close(self) -> None:
         """End all streams."""
@@ -173,12 +188,13 @@ class StreamStore:
             self.end(conversation)
 
     def matching(self, conversations: Iterable[str]) -> list[KeptStream]:
-        """The streams of these conversations, each once."""
-        found: dict[str, KeptStream] = {}
-        for conversation in conversations:
-            found |= {name: stream for name, stream in self._streams.items() if belongs_to(name, conversation)}
-        return list(found.values())
+        """The streams of these conversations, each once, in the order in which they began."""
+        asked = set(conversations)
+        return [stream for name, stream in self._streams.items() if not asked.isdisjoint(conversations_of(name))]
 
-    def _forget(self, stream: KeptStream) -> None:
-        if self._streams.get(stream.conversation) is stream:
-            del self._streams[stream.conversation]
+    def _forget(self, conversation: str) -> KeptStream | None:
+        stream = self._streams.pop(conversation, None)
+        if stream is not None and (timer := self._finished.pop(conversation, None)) is not None:
+            timer.cancel()
+            self._n_finished_bytes -= stream.n_bytes
+        return stream

@@ -88,10 +88,13 @@ async def predict(http: Request, formats: Mapping[str, tuple[str, str]], prefix:
     if len(instances) > MAX_INSTANCES:
         raise InvalidRequest(f"instances array exceeds maximum size of {MAX_INSTANCES}")
     headers = {name: value for name in HEADERS_PASSED_ON if (value := http.headers.get(name)) is not None}
-    answers = asyncio.gather(*(_answer(http.app, prefix, formats, instance, headers) for instance in instances))
+    answers: asyncio.Future[list[Any]] = asyncio.gather(
+        *(_answer(http.app, prefix, formats, instance, headers) for instance in instances)
+    )
     leaving = asyncio.create_task(until_disconnect(http.receive))
+    either: set[asyncio.Future[Any]] = {answers, leaving}
     try:
-        await asyncio.wait({answers, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not answers.done():
             return Response(status_code=CLIENT_CLOSED)
         return json_response({"predictions": answers.result()})

@@ -76,6 +76,17 @@ class CpuOps final : public Ops {
     for_rows(x.rows, x.features, [&](int32_t r) { kernels_.add(x.row(r), a.row(r), x.features); });
   }
 
+  void add_vector(Tensor x, const VectorWeight& v) override {
+    for_rows(x.rows, x.features, [&](int32_t r) { kernels_.add(x.row(r), v.data.get(), x.features); });
+  }
+
+  void add_scaled_rows(Tensor x, Tensor a, std::span<const int32_t> indices, std::span<const float> factors) override {
+    for_rows(a.rows, a.features, [&](int32_t i) {
+      const auto at = static_cast<size_t>(i);
+      kernels_.add_scaled(x.row(indices[at]), factors[at], a.row(i), a.features);
+    });
+  }
+
   void scale(Tensor x, float factor) override {
     for_rows(x.rows, x.features, [&](int32_t r) { kernels_.scale(x.row(r), factor, x.features); });
   }
@@ -126,6 +137,8 @@ class CpuOps final : public Ops {
     arena_.release(mark);
     return y;
   }
+
+  void activate(Tensor x, Tensor up, Activation activation) override { combine(x, up, activation); }
 
   void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) override {
     const auto rotate = layout == RopeLayout::halves ? kernels_.rope_halves : kernels_.rope_interleaved;

@@ -33,7 +33,7 @@ KERNELS = Path(__file__).resolve().parent / "kernels"
 MAGIC = b"V100KRN1"
 NO_COMPILER = 3  # exit status
 NVCC_OLDEST, NVCC_NEWEST = (11, 8), (12, 9)
-COMMON_FLAGS = ("--std=c++17", "--fmad=true")  # products and sums contract; kernels that must not say so with __fmul_rn
+COMMON_FLAGS = ("--std=c++20", "--fmad=true")  # products and sums contract; kernels that must not say so with __fmul_rn
 
 
 class CompileError(Exception):
@@ -44,6 +44,7 @@ class Unit(NamedTuple):
     name: str
     source: Path
     defines: dict[str, str]
+    bytes_of_32: float | None  # of a unit that streams weights: bytes of 32 of them, for scripts/kernel_report.py
 
 
 class Compiled(NamedTuple):
@@ -55,7 +56,10 @@ class Compiled(NamedTuple):
 def read_units() -> list[Unit]:
     """The rows of units.json."""
     table = json.loads((KERNELS / "units.json").read_text())
-    return [Unit(name, KERNELS / row["source"], row.get("defines", {})) for name, row in table.items()]
+    return [
+        Unit(name, KERNELS / row["source"], row.get("defines", {}), row.get("bytes_of_32"))
+        for name, row in table.items()
+    ]
 
 
 def sources_key() -> str:

@@ -80,6 +80,7 @@ void Engine::embed(std::span<const EmbeddingWork> work) {
         pool.add(std::span(states).subspan(i * features, features));
     }
     if (ranked.empty()) return;
+    ops.narrow(ranked);
     const Tensor labels = classifier->scores(ops, ops.gather_rows(hidden, ranked));  // [ranked, labels]
     const auto n_labels = static_cast<size_t>(labels.features);
     scores.resize(static_cast<size_t>(labels.size()));

@@ -99,9 +99,17 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
               [this](PageId from, PageId to) { ranks_->copy_page(from, to); }),
       states_(params.n_seq_max),
       tokens_(static_cast<size_t>(params.n_seq_max)),
+      adapters_(params.adapters),
+      control_(params.control),
+      scales_(static_cast<size_t>(params.n_seq_max)),
       ropes_(model_->text().ropes(params.rope, n_ctx_)),
       rope_tables_(ropes_.size()),
       block_rope_tables_(ropes_.size()) {
+  for (const auto& adapter : adapters_)
+    if (&adapter->model() != model_.get()) throw InvalidArgument("an adapter was loaded for another model");
+  if (control_ != nullptr &&
+      control_->directions().size() != static_cast<size_t>(model_->text().hyperparameters().layers))
+    throw InvalidArgument("the control vector was made for another model");
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
   for (int32_t rank = 0; rank < model_->placement().ranks() && !params.swa_full; ++rank)
@@ -115,17 +123,19 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
     window_memory_ = std::make_unique<PagedMemory>(
         n_window_pages, params.n_seq_max, [this](PageId from, PageId to) { ranks_->copy_window_page(from, to); });
   }
-  ranks_ = std::make_unique<RankSet>(model_,
-                                     RankSetParams{.type_k = type_k_,
-                                                   .type_v = type_v_,
-                                                   .n_pages = memory_.n_pages(),
-                                                   .n_window_pages = n_window_pages,
-                                                   .n_state_slots = states_.n_slots(),
-                                                   .n_threads = n_threads_,
-                                                   .n_threads_batch = n_threads_batch_,
-                                                   .threads = params.threads,
-                                                   .importance = params.collect_importance ? &importance_ : nullptr});
-  prefixes_ = std::make_unique<PrefixMemory>(memory_, window_memory_.get(), window_, states_, tokens_, *ranks_,
+  ranks_ =
+      std::make_unique<RankSet>(model_, RankSetParams{.type_k = type_k_,
+                                                      .type_v = type_v_,
+                                                      .n_pages = memory_.n_pages(),
+                                                      .n_window_pages = n_window_pages,
+                                                      .n_state_slots = states_.n_slots(),
+                                                      .n_threads = n_threads_,
+                                                      .n_threads_batch = n_threads_batch_,
+                                                      .threads = params.threads,
+                                                      .importance = params.collect_importance ? &importance_ : nullptr,
+                                                      .adapters = adapters_,
+                                                      .control = control_});
+  prefixes_ = std::make_unique<PrefixMemory>(memory_, window_memory_.get(), window_, states_, tokens_, scales_, *ranks_,
                                              params.cache_bytes, params.n_checkpoints);
 }
 
@@ -137,6 +147,7 @@ Engine::~Engine() {
   keep_forever(std::move(memory_));
   keep_forever(std::move(window_memory_));
   keep_forever(std::move(tokens_));
+  keep_forever(std::move(scales_));
   keep_forever(std::move(rope_tables_));
   keep_forever(std::move(block_rope_tables_));
   keep_forever(std::move(ubatch_));
@@ -164,7 +175,9 @@ void Engine::check_token(int32_t token) const {
 // continues: an earlier ubatch of this step has rows of the sequence already.
 SequenceRows Engine::sequence_rows(int32_t sequence, int32_t row, bool continues) const {
   const int32_t written = states_.written(sequence);
-  return {{row, row}, memory_.pages(sequence), {}, continues ? written : states_.slot(sequence), written};
+  return {{row, row}, memory_.pages(sequence),
+          {},         continues ? written : states_.slot(sequence),
+          written,    scales_[static_cast<size_t>(sequence)]};
 }
 
 void Engine::UbatchRows::clear() {
@@ -229,6 +242,22 @@ void Engine::run(std::span<const EmbeddingWork> work, std::span<const Row> rows,
   guard.complete();
 }
 
+StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
+                      bool post_sampling_probs) {
+  StepOutput output{sequence, sampler.sample(logits), 0, {}};
+  if (n_probs > 0 && post_sampling_probs) {
+    output.top = sampler.candidates();
+    for (const TokenProbability& candidate : output.top)
+      if (candidate.token == output.token) output.logprob = candidate.value;
+    output.top.resize(std::min(output.top.size(), static_cast<size_t>(n_probs)));
+  } else if (n_probs > 0) {
+    LogProbabilities probabilities = log_probabilities(logits, output.token, n_probs);
+    output.logprob = probabilities.chosen;
+    output.top = std::move(probabilities.top);
+  }
+  return output;
+}
+
 std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
   const std::lock_guard lock(mutex_);
   ranks_->require_usable();
@@ -273,13 +302,15 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
       if (work[other].sequence == w.sequence)
         throw InvalidArgument("sequence " + std::to_string(w.sequence) + " appears twice in a step");
     if (w.n_probs < 0) throw InvalidArgument("n_probs is " + std::to_string(w.n_probs) + ", expected 0 or more");
+    if (w.sampler != nullptr && w.logits != nullptr)
+      throw InvalidArgument("work item " + std::to_string(item) + " asks for a token and for logits");
     if (w.sampler != nullptr && w.sampler->n_vocab() != model_->text().hyperparameters().vocab)
       throw InvalidArgument("the sampler is for a vocabulary of " + std::to_string(w.sampler->n_vocab()) +
                             ", the model has " + std::to_string(model_->text().hyperparameters().vocab));
     const int32_t first = memory_.length(w.sequence);
     for (size_t i = 0; i < w.tokens.size(); ++i) {
       check_token(w.tokens[i]);
-      const bool wanted = w.sampler != nullptr && i + 1 == w.tokens.size();
+      const bool wanted = (w.sampler != nullptr || w.logits != nullptr) && i + 1 == w.tokens.size();
       rows.push_back({w.tokens[i], w.sequence, first + static_cast<int32_t>(i), wanted});
       item_of_row.push_back(item);
     }
@@ -290,18 +321,10 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
   const size_t n_before = outputs.size();
   compute(rows, [&](size_t row, std::span<const float> logits) {
     const SequenceWork& w = work[item_of_row[row]];
-    StepOutput output{w.sequence, w.sampler->sample(logits), 0, {}};
-    if (w.n_probs > 0 && w.post_sampling_probs) {
-      output.top = w.sampler->candidates();
-      for (const TokenProbability& candidate : output.top)
-        if (candidate.token == output.token) output.logprob = candidate.value;
-      output.top.resize(std::min(output.top.size(), static_cast<size_t>(w.n_probs)));
-    } else if (w.n_probs > 0) {
-      LogProbabilities probabilities = log_probabilities(logits, output.token, w.n_probs);
-      output.logprob = probabilities.chosen;
-      output.top = std::move(probabilities.top);
-    }
-    outputs.push_back(std::move(output));
+    if (w.sampler != nullptr)
+      outputs.push_back(draw_token(w.sequence, *w.sampler, logits, w.n_probs, w.post_sampling_probs));
+    else
+      w.logits->assign(logits.begin(), logits.end());
   });
   guard.complete();
   // Accepting comes last: after an error nothing has moved but the samplers' generators.
@@ -421,9 +444,11 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
   memory_.length(destination);  // throws for an unknown one
   const std::vector<int32_t>& from = tokens_[static_cast<size_t>(source)];
   std::vector<int32_t> shared(from.begin(), from.begin() + std::clamp(length, 0, static_cast<int32_t>(from.size())));
+  AdapterScales scales = scales_[static_cast<size_t>(source)];
   memory_.fork(source, destination, length);
   if (window_memory_ != nullptr) window_memory_->fork(source, destination, length);
   tokens_[static_cast<size_t>(destination)] = std::move(shared);
+  scales_[static_cast<size_t>(destination)] = std::move(scales);
   prefixes_->was_forked(source, destination, length);
   if (length > 0)
     states_.fork(source, destination);

@@ -20,6 +20,7 @@
 #include "engine/hidden_pool.h"
 #include "engine/loaded_model.h"
 #include "engine/rank_set.h"
+#include "engine/token_moves.h"
 #include "memory/paged_memory.h"
 #include "memory/prefix_memory.h"
 #include "memory/state_pool.h"
@@ -46,15 +47,19 @@ struct EngineParams {
   int32_t n_checkpoints;    // states or windows that it keeps per sequence
   bool swa_full;            // keep the pages behind sliding windows: any beginning of a sequence stays usable
   bool collect_importance;  // sum up the inputs of linear weights, see importance()
+  std::vector<std::shared_ptr<const LoraAdapter>> adapters;  // of this model; sequences choose their scales
+  std::shared_ptr<const ControlVector> control;              // of this model, or nullptr
 };
 
-// Append tokens to a sequence, then, with a sampler, draw the next token from the last row.
+// Append tokens to a sequence, then, with a sampler, draw the next token from the last row, or keep that row's logits for
+// a draw_token() later.
 struct SequenceWork {
   int32_t sequence;
   std::span<const int32_t> tokens;
   Sampler* sampler = nullptr;
   int32_t n_probs = 0;
   bool post_sampling_probs = false;
+  std::vector<float>* logits = nullptr;  // [vocab] of the last row; only without a sampler
 };
 
 struct StepOutput {
@@ -63,6 +68,11 @@ struct StepOutput {
   float logprob;  // or, with post_sampling_probs, the probability after the chain
   std::vector<TokenProbability> top;
 };
+
+// What a step does with a row: draws, and tells probabilities if n_probs > 0. The sampler has not accepted the token yet.
+// Throws as Sampler::sample.
+StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
+                      bool post_sampling_probs);
 
 // Append tokens to a sequence; their hidden states go to the pool, which has taken in all tokens of the sequence so far.
 struct EmbeddingWork {
@@ -127,14 +137,26 @@ class Engine {
   // sequence does not have.
   void shift(int32_t sequence, int32_t n_keep, int32_t n_discard);
 
-  // Prefix reuse, see memory/prefix_memory.h. All or nothing but for what host memory keeps.
-  PrefixReuse reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most);
+  // With which scales the adapters are applied to the tokens of a sequence, one for each; none: not at all, as at first.
+  // They stay until set again, or until the sequence becomes another's beginning. Throws InvalidArgument while the
+  // sequence holds tokens that were computed with others.
+  void set_adapters(int32_t sequence, std::span<const float> scales);
+  // Those scales; empty when no adapter is applied.
+  AdapterScales adapters(int32_t sequence) const;
+
+  // Prefix reuse, see memory/prefix_memory.h. All or nothing but for what host memory keeps. scales: as of set_adapters,
+  // what the sequence has from here on.
+  // least_chunk > 0: behind the common beginning, runs of at least so many tokens that the sequence itself holds are moved
+  // to where they stand in `tokens`, if that gives more than any exact beginning; 0: never. InvalidArgument where
+  // can_shift() is false.
+  PrefixReuse reuse_prefix(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
+                           std::span<const float> scales = {}, int32_t least_chunk = 0);
   void checkpoint(int32_t sequence);
   void release(int32_t sequence);
   CacheUsage cache_usage() const;
 
-  // Tokens, pages, recurrent state and its checkpoints with a header that names model, build, types and version. load
-  // replaces the sequence, or throws InvalidArgument with the reason and leaves it empty.
+  // Tokens, pages, recurrent state and its checkpoints with a header that names model, adapters, build, types and version.
+  // load replaces the sequence, scales of adapters included, or throws InvalidArgument with the reason and leaves it empty.
   std::vector<std::byte> save_sequence(int32_t sequence) const;
   void load_sequence(int32_t sequence, std::span<const std::byte> state);
 
@@ -171,7 +193,10 @@ class Engine {
   void check_cut(int32_t sequence, int32_t length) const;
   void cut(int32_t sequence, int32_t length);
   void forget_behind_window(int32_t sequence);
-  void move_down(int32_t sequence, int32_t n_keep, int32_t n_discard);
+  void require_shift() const;
+  void move_down(int32_t sequence, std::span<const TokenMove> moves);
+  bool reuse_chunks(int32_t sequence, std::span<const int32_t> tokens, int32_t most, int32_t least_chunk,
+                    PrefixReuse& result);
   StateIdentity state_identity() const;
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
@@ -191,6 +216,9 @@ class Engine {
   std::unique_ptr<PagedMemory> window_memory_;  // of those layers; lengths as in memory_
   StatePool states_;
   std::vector<std::vector<int32_t>> tokens_;  // of each sequence, as many as its length
+  std::vector<std::shared_ptr<const LoraAdapter>> adapters_;
+  std::shared_ptr<const ControlVector> control_;
+  std::vector<AdapterScales> scales_;  // of each sequence
   std::vector<RopeAngles> ropes_;
   std::vector<RopeTableBuffer> rope_tables_, block_rope_tables_;  // one for each
   InputStatistics importance_;                                    // written by the rank's operations

@@ -65,6 +65,7 @@ LoadedModel::LoadedModel(const ModelParams& params)
     Shard shard(placement_, rank);
     const WeightLoader weights(file_, *backends_.back(), pool, params.check_tensors, params.load_mtp, shard);
     texts_.push_back(load_architecture(metadata_, weights));
+    origins_.push_back(weights.origins());
     rank_bytes_.push_back(weights.packed_bytes());
   }
   fingerprint_ = identify(*file_, backend(), placement_);

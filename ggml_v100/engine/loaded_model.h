@@ -34,6 +34,10 @@ class LoadedModel {
   const Backend& backend(int32_t rank = 0) const { return *backends_[static_cast<size_t>(rank)]; }
   // A rank's part of the model. Hyperparameters, ropes and windows are the same in all.
   const TextModel& text(int32_t rank = 0) const { return *texts_[static_cast<size_t>(rank)]; }
+  // Of all matrices and embedding tables of a rank.
+  const std::vector<std::shared_ptr<const WeightOrigin>>& origins(int32_t rank) const {
+    return origins_[static_cast<size_t>(rank)];
+  }
   // Bytes of packed weights of each rank.
   const std::vector<size_t>& rank_bytes() const { return rank_bytes_; }
   int64_t n_params() const { return n_params_; }
@@ -49,6 +53,7 @@ class LoadedModel {
   Placement placement_;
   std::vector<std::unique_ptr<Backend>> backends_;
   std::vector<std::unique_ptr<TextModel>> texts_;
+  std::vector<std::vector<std::shared_ptr<const WeightOrigin>>> origins_;  // of each rank
   std::vector<size_t> rank_bytes_;
   int64_t n_params_ = 0;
   uint64_t size_bytes_ = 0;

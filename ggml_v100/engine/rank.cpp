@@ -10,8 +10,8 @@ constexpr int64_t kRecordAlignment = 16;  // values: a cache line
 }  // namespace
 
 Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-           int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots)
-    : text_(text), ops_(std::move(ops)) {
+           int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::span<const VectorWeight> directions)
+    : text_(text), ops_(std::move(ops)), directions_(directions) {
   std::vector<size_t> layer_offset;
   for (const KvShape& shape : shapes) {
     size_t& page_bytes = shape.is_windowed ? window_page_bytes_ : page_bytes_;
@@ -37,7 +37,8 @@ Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> o
 }
 
 Tensor Rank::forward(const Ubatch& ubatch) const {
-  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.block_ropes, ubatch.windowed};
+  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.block_ropes, directions_, ubatch.windowed};
+  ops_->enter(ubatch.rows);
   return text_.forward(*ops_, ubatch.rows, state, ubatch.outputs);
 }
 

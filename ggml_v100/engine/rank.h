@@ -26,10 +26,10 @@ struct Ubatch {
 
 class Rank {
  public:
-  // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. Throws OutOfMemory,
-  // InvalidArgument.
+  // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. directions: as in
+  // ForwardState, they outlive this object. Throws OutOfMemory, InvalidArgument.
   Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots);
+       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::span<const VectorWeight> directions);
 
   const TextModel& text() const { return text_; }
   Ops& ops() const { return *ops_; }
@@ -55,6 +55,7 @@ class Rank {
   std::vector<KvLayer> kv_layers_;
   Buffer states_;  // [slots][records]
   std::vector<StateRecords> records_;
+  std::span<const VectorWeight> directions_;
 };
 
 }  // namespace v100

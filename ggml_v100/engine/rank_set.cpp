@@ -32,13 +32,19 @@ int32_t RankSet::threads_of(int32_t rank, int32_t n_threads) const {
 }
 
 RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& params)
-    : model_(std::move(model)), n_threads_(params.n_threads), n_threads_batch_(params.n_threads_batch) {
+    : model_(std::move(model)),
+      adapters_(params.adapters),
+      control_(params.control),
+      n_threads_(params.n_threads),
+      n_threads_batch_(params.n_threads_batch) {
   const Placement& placement = model_->placement();
   const int32_t n = placement.ranks();
   if (n > 1) {
     if (params.importance != nullptr) throw InvalidArgument("importance is collected on one device, not on several");
     threads_ = std::make_unique<RankThreads>(placement.devices());
   }
+  std::span<const VectorWeight> directions;
+  if (control_ != nullptr) directions = control_->directions();
   int32_t first_thread = 0;
   for (int32_t r = 0; r < n; ++r) {
     const int32_t count = std::max(threads_of(r, n_threads_), threads_of(r, n_threads_batch_));
@@ -47,6 +53,11 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
     std::unique_ptr<Ops> ops =
         model_->backend(r).create_ops(settings_of_rank(params.threads, count, first_thread), seat);
     if (placement.mode() == SplitMode::tensor) first_thread += count;
+    if (!adapters_.empty()) {
+      std::vector<const LowRankParts*> parts;
+      for (const auto& adapter : adapters_) parts.push_back(&adapter->parts(r));
+      ops = adapt(std::move(ops), std::move(parts));
+    }
     if (params.importance != nullptr) ops = observe_inputs(std::move(ops), *params.importance);
     std::vector<KvShape> shapes = model_->text(r).kv_shapes();
     for (KvShape& shape : shapes) {
@@ -56,7 +67,7 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
       shape.is_windowed = shape.is_windowed && params.n_window_pages > 0;
     }
     ranks_.push_back(std::make_unique<Rank>(model_->text(r), model_->backend(r), std::move(ops), std::move(shapes),
-                                            params.n_pages, params.n_window_pages, params.n_state_slots));
+                                            params.n_pages, params.n_window_pages, params.n_state_slots, directions));
     page_bytes_ += ranks_.back()->page_bytes();
     window_page_bytes_ += ranks_.back()->window_page_bytes();
     state_bytes_ += ranks_.back()->state_bytes();

@@ -9,7 +9,9 @@
 #include <span>
 #include <vector>
 
+#include "engine/control_vector.h"
 #include "engine/loaded_model.h"
+#include "engine/lora_adapter.h"
 #include "engine/rank.h"
 #include "memory/sequence_bytes.h"
 #include "ops/observed.h"
@@ -24,8 +26,10 @@ struct RankSetParams {
   int32_t n_state_slots;
   int32_t n_threads;  // of all ranks together that compute at the same time
   int32_t n_threads_batch;
-  ThreadSettings threads;       // the count is not used
-  InputStatistics* importance;  // sums up the inputs of linear weights there, or nullptr
+  ThreadSettings threads;                                    // the count is not used
+  InputStatistics* importance;                               // sums up the inputs of linear weights there, or nullptr
+  std::vector<std::shared_ptr<const LoraAdapter>> adapters;  // in the order of SequenceRows::adapters
+  std::shared_ptr<const ControlVector> control;              // or nullptr
 };
 
 class RankSet : public SequenceBytes {
@@ -82,6 +86,8 @@ class RankSet : public SequenceBytes {
   void on_all(Work&& work);
 
   std::shared_ptr<const LoadedModel> model_;
+  std::vector<std::shared_ptr<const LoraAdapter>> adapters_;
+  std::shared_ptr<const ControlVector> control_;
   int32_t n_threads_, n_threads_batch_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   size_t page_bytes_ = 0, window_page_bytes_ = 0, state_bytes_ = 0;

@@ -77,7 +77,7 @@ PrefixCache::PrefixCache(int64_t budget_bytes, int32_t n_checkpoints, size_t pag
       state_bytes_(allocated(state_bytes)),
       node_bytes_(static_cast<int64_t>(sizeof(Node) + kPageTokens * sizeof(int32_t) + sizeof(void*) * 5) +
                   3 * kAllocationBytes),
-      root_(std::make_unique<Node>()) {
+      root_(roots_.emplace(AdapterScales{}, std::make_unique<Node>()).first->second.get()) {
   if (budget_ < -1)
     throw InvalidArgument("budget of the prefix cache is " + std::to_string(budget_) + " bytes; expected -1 or more");
   if (n_checkpoints_ < 0)
@@ -87,10 +87,22 @@ PrefixCache::PrefixCache(int64_t budget_bytes, int32_t n_checkpoints, size_t pag
 
 PrefixCache::~PrefixCache() = default;
 
+void PrefixCache::begin() {
+  ++operation_;
+  std::erase_if(roots_, [](const auto& tree) { return !tree.first.empty() && tree.second->children.empty(); });
+  select({});
+}
+
+void PrefixCache::select(const AdapterScales& scales) {
+  std::unique_ptr<Node>& root = roots_[scales];
+  if (root == nullptr) root = std::make_unique<Node>();
+  root_ = root.get();
+}
+
 PrefixCache::Found PrefixCache::find(std::span<const int32_t> tokens) {
   Found found;
   std::vector<Node*> used;  // parents before children
-  Node* node = root_.get();
+  Node* node = root_;
   for (size_t i = 0; i < page_count(tokens) && node != nullptr; ++i) {
     const auto chunk = page_chunk(tokens, i);
     const auto start = static_cast<int32_t>(i) * kPageTokens;
@@ -130,7 +142,7 @@ PrefixCache::Found PrefixCache::find(std::span<const int32_t> tokens) {
 
 bool PrefixCache::keep_pages(std::span<const int32_t> tokens, int32_t first_page, const FillPage& fill) {
   touch_path(deepest(tokens).first);
-  Node* node = root_.get();
+  Node* node = root_;
   bool complete = true;
   for (size_t i = 0; i < page_count(tokens); ++i) {
     const auto chunk = page_chunk(tokens, i);
@@ -197,7 +209,7 @@ bool PrefixCache::keep_state(std::span<const int32_t> tokens, const FillState& f
     return false;
   }
   fill(state->data());
-  Node* node = root_.get();
+  Node* node = root_;
   for (size_t i = 0; i < page_count(tokens); ++i)
     node = extend(*node, child_of(*node, page_chunk(tokens, i)), page_chunk(tokens, i));
   const int32_t offset = position - node->start;
@@ -222,7 +234,7 @@ PrefixCache::Node* PrefixCache::child_of(const Node& parent, std::span<const int
 
 // The last node on the way of `tokens`, perhaps the root, and how many it is away from the root.
 std::pair<PrefixCache::Node*, size_t> PrefixCache::deepest(std::span<const int32_t> tokens) const {
-  Node* node = root_.get();
+  Node* node = root_;
   for (size_t i = 0; i < page_count(tokens); ++i) {
     Node* child = child_of(*node, page_chunk(tokens, i));
     if (child == nullptr) return {node, i};
@@ -244,7 +256,7 @@ PrefixCache::Node* PrefixCache::extend(Node& parent, Node* child, std::span<cons
   created->tokens.assign(chunk.begin(), chunk.end());
   created->touched = operation_;
   parent.children.reserve(parent.children.size() + 1);
-  const auto behind_parent = &parent == root_.get() ? recent_.begin() : std::next(parent.place);
+  const auto behind_parent = parent.parent == nullptr ? recent_.begin() : std::next(parent.place);
   created->place = recent_.insert(behind_parent, created.get());
   ++usage_.n_nodes;
   usage_.used += node_bytes_;
@@ -254,7 +266,7 @@ PrefixCache::Node* PrefixCache::extend(Node& parent, Node* child, std::span<cons
 // Checkpoints on the way of `tokens`, ascending, each position once.
 std::vector<PrefixCache::Spot> PrefixCache::spots(std::span<const int32_t> tokens) const {
   std::vector<Spot> result;
-  Node* node = root_.get();
+  Node* node = root_;
   for (size_t i = 0; i < page_count(tokens) && node != nullptr; ++i) {
     const auto chunk = page_chunk(tokens, i);
     Node* next = nullptr;
@@ -280,7 +292,7 @@ void PrefixCache::touch(Node& node) {
 }
 
 void PrefixCache::touch_path(Node* node) {
-  for (; node != root_.get(); node = node->parent) touch(*node);
+  for (; node->parent != nullptr; node = node->parent) touch(*node);
 }
 
 const std::byte* PrefixCache::state_at(const Spot& spot) {
@@ -298,7 +310,7 @@ void PrefixCache::drop_state(const Spot& spot) {
 
 // Removes the node and its ancestors as far as they hold nothing, but not `kept`.
 void PrefixCache::prune(Node* node, const Node* kept) {
-  while (node != root_.get() && node != kept && node->is_empty()) {
+  while (node->parent != nullptr && node != kept && node->is_empty()) {
     Node* parent = node->parent;
     remove(*node);
     node = parent;

@@ -1,5 +1,5 @@
-// Beginnings of token sequences in host memory: copies of KV pages and checkpoints of recurrent state, in one prefix tree
-// with one budget.
+// Beginnings of token sequences in host memory: copies of KV pages and checkpoints of recurrent state, in a prefix tree for
+// each set of adapters that tokens were computed with, all with one budget.
 //
 // A node is at most kPageTokens tokens from a page border on. A full node may have children, a partial one is a leaf; no
 // node is the beginning of a sibling. A node may hold a copy of its page, checkpoints after any of its tokens, both or
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <span>
 #include <utility>
@@ -23,6 +24,9 @@
 #include "tensor/buffer.h"
 
 namespace v100 {
+
+// The scale of each of an engine's LoRA adapters, as tokens were computed with them; empty: without any. Never all zeros.
+using AdapterScales = std::vector<float>;
 
 struct CacheUsage {    // bytes unless said otherwise
   int64_t budget = 0;  // -1: no limit
@@ -59,7 +63,10 @@ class PrefixCache {
   ~PrefixCache();
 
   // Starts an operation of the owner: what earlier ones touched may be dropped from here on.
-  void begin() { ++operation_; }
+  void begin();
+  // The tree that the following calls work on: one for each way in which the tokens were computed. After begin() it is
+  // that of the model alone.
+  void select(const AdapterScales& scales);
 
   Found find(std::span<const int32_t> tokens);
 
@@ -96,7 +103,8 @@ class PrefixCache {
   int64_t node_bytes_;
   uint64_t operation_ = 1;
   CacheUsage usage_;
-  std::unique_ptr<Node> root_;
+  std::map<AdapterScales, std::unique_ptr<Node>> roots_;
+  Node* root_;               // the selected one
   std::list<Node*> recent_;  // newest use first; ancestors stand before their descendants
 };
 

@@ -27,13 +27,14 @@ struct PrefixMemory::Plan {
 };
 
 PrefixMemory::PrefixMemory(PagedMemory& pages, PagedMemory* window_pages, int32_t window, StatePool& states,
-                           std::vector<std::vector<int32_t>>& tokens, const SequenceBytes& bytes, int64_t budget_bytes,
-                           int32_t n_checkpoints)
+                           std::vector<std::vector<int32_t>>& tokens, std::vector<AdapterScales>& scales,
+                           const SequenceBytes& bytes, int64_t budget_bytes, int32_t n_checkpoints)
     : pages_(pages),
       window_pages_(window_pages),
       window_(window),
       states_(states),
       tokens_(tokens),
+      scales_(scales),
       bytes_(bytes),
       cache_(budget_bytes, n_checkpoints, bytes.page_bytes(), end_bytes()),
       moved_from_(tokens.size(), kNothingMoved) {}
@@ -76,10 +77,10 @@ int32_t PrefixMemory::usable(int32_t sequence, int32_t common, int32_t limit) co
 }
 
 PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
-                                      const PrefixCache::Found& found) const {
+                                      const AdapterScales& scales, const PrefixCache::Found& found) const {
   std::vector<int32_t> common;
   for (size_t s = 0; s < tokens_.size(); ++s)
-    common.push_back(std::min(common_prefix(tokens_[s], tokens), moved_from_[s]));
+    common.push_back(scales_[s] == scales ? std::min(common_prefix(tokens_[s], tokens), moved_from_[s]) : 0);
   const auto common_of = [&](int32_t s) { return common[static_cast<size_t>(s)]; };
   Plan plan;
   plan.own = common_of(sequence);
@@ -133,15 +134,22 @@ PrefixMemory::Plan PrefixMemory::plan(int32_t sequence, std::span<const int32_t>
   return plan;
 }
 
-PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most) {
+PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
+                                const AdapterScales& scales) {
   const int32_t held = pages_.length(sequence);
   if (most < 0 || static_cast<size_t>(most) > tokens.size())
     throw InvalidArgument("cannot reuse " + std::to_string(most) + " of " + std::to_string(tokens.size()) + " tokens");
+  AdapterScales& own_scales = scales_[static_cast<size_t>(sequence)];
+  AdapterScales scales_after(scales);
   cache_.begin();
+  cache_.select(scales);
   const PrefixCache::Found found = cache_.find(tokens);
-  const Plan plan = this->plan(sequence, tokens, most, found);
+  const Plan plan = this->plan(sequence, tokens, most, scales, found);
   const int32_t length = plan.result.length, lost_from = std::min(length, plan.own);
-  if (lost_from == held && length == held) return plan.result;
+  if (lost_from == held && length == held) {
+    own_scales = std::move(scales_after);
+    return plan.result;
+  }
 
   const auto first = tokens.first(static_cast<size_t>(length));
   std::vector<int32_t> after(first.begin(), first.end());
@@ -154,6 +162,7 @@ PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> token
     throw;
   }
   tokens_[static_cast<size_t>(sequence)] = std::move(after);
+  own_scales = std::move(scales_after);
   moved_from_[static_cast<size_t>(sequence)] = kNothingMoved;
   if (plan.end != nullptr)
     states_.commit(sequence);
@@ -178,9 +187,22 @@ PrefixReuse PrefixMemory::reuse(int32_t sequence, std::span<const int32_t> token
   return plan.result;
 }
 
+int32_t PrefixMemory::reusable(int32_t sequence, std::span<const int32_t> tokens, int32_t most,
+                               const AdapterScales& scales) {
+  cache_.begin();
+  cache_.select(scales);
+  return plan(sequence, tokens, most, scales, cache_.find(tokens)).result.length;
+}
+
+void PrefixMemory::keep_lost(int32_t sequence, int32_t first_lost) {
+  cache_.begin();
+  keep(sequence, first_lost, nullptr);
+}
+
 void PrefixMemory::checkpoint(int32_t sequence) {
   if (pages_.length(sequence) == 0 || end_bytes() == 0) return;
   cache_.begin();
+  cache_.select(scales_[static_cast<size_t>(sequence)]);
   cache_.keep_state(tokens_[static_cast<size_t>(sequence)], [&](std::byte* to) { read_end(sequence, to); });
 }
 
@@ -196,6 +218,7 @@ void PrefixMemory::keep(int32_t sequence, int32_t first_lost, const std::byte* p
   const std::vector<int32_t>& all = tokens_[static_cast<size_t>(sequence)];
   const int32_t n_exact = std::min(static_cast<int32_t>(all.size()), moved_from_[static_cast<size_t>(sequence)]);
   if (first_lost >= n_exact) return;
+  cache_.select(scales_[static_cast<size_t>(sequence)]);
   const auto tokens = std::span(all).first(static_cast<size_t>(n_exact));
   const auto pages = pages_.pages(sequence);
   const bool is_covered = cache_.keep_pages(tokens, first_lost / kPageTokens, [&](int32_t page, std::byte* to) {

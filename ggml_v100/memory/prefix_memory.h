@@ -2,7 +2,8 @@
 // sequence gives them up. Also the whole state of a sequence as bytes.
 //
 // Keys and values of a token depend on the tokens before it only, so any beginning of a sequence's pages may be reused,
-// unless tokens were moved to other positions (mark_moved): these have seen tokens that are no longer there.
+// unless tokens were moved to other positions (mark_moved): these have seen tokens that are no longer there. They depend
+// on the adapters too: what was computed with other scales is another beginning.
 // A recurrent state is that of one length: a sequence with one can begin where a live sequence ends, or at a checkpoint,
 // as far as pages cover it. Layers with a sliding window may have pages of their own, of which a sequence forgets what is
 // behind the window: it can begin where the window is still there, or at a checkpoint, which then holds a window's pages.
@@ -31,6 +32,7 @@ struct PrefixReuse {
   // Why not more: "" (all there is), "prompt" (no more was asked for), "no checkpoint" (known, but no state at a later
   // place), "no page" (in host memory, without free pages to go to), "not cached".
   std::string_view limit;
+  int32_t moved = 0;  // tokens at its end that stood elsewhere in the sequence: not what a cold run gives
 };
 
 // What the bytes of a saved sequence depend on.
@@ -40,19 +42,24 @@ struct StateIdentity {
   uint64_t positions = 0;  // rotary angles
   int32_t type_k = 0;
   int32_t type_v = 0;
+  std::vector<uint64_t> adapters{};  // fingerprints of those that are loaded
 };
 
 class PrefixMemory {
  public:
   // Those before the budget outlive this object. window_pages: of layers that see `window` tokens, the row's own
-  // included, and of which sequences have as many as in `pages`; nullptr: there are none. tokens: of each sequence.
+  // included, and of which sequences have as many as in `pages`; nullptr: there are none. tokens, scales: of each sequence.
   PrefixMemory(PagedMemory& pages, PagedMemory* window_pages, int32_t window, StatePool& states,
-               std::vector<std::vector<int32_t>>& tokens, const SequenceBytes& bytes, int64_t budget_bytes,
-               int32_t n_checkpoints);
+               std::vector<std::vector<int32_t>>& tokens, std::vector<AdapterScales>& scales,
+               const SequenceBytes& bytes, int64_t budget_bytes, int32_t n_checkpoints);
 
-  // The sequence becomes the longest reusable beginning of `tokens`, at most `most` long. What it held and would lose is
-  // kept in host memory first. Throws InvalidArgument for an unknown sequence and a `most` outside [0, tokens].
-  PrefixReuse reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most);
+  // The sequence becomes the longest reusable beginning of `tokens` that was computed with these scales, at most `most`
+  // long, and has these scales. What it held and would lose is kept in host memory first. Throws InvalidArgument for an unknown sequence and a `most` outside [0, tokens].
+  PrefixReuse reuse(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const AdapterScales& scales = {});
+  // The length that reuse() would give.
+  int32_t reusable(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const AdapterScales& scales);
+  // What the sequence holds is kept in host memory, because it is about to lose its tokens from `first_lost` on.
+  void keep_lost(int32_t sequence, int32_t first_lost);
   // Keeps a copy of the state at the end of the sequence, or of the window's pages; nothing to do for models without
   // either, or where one is kept already.
   void checkpoint(int32_t sequence);
@@ -82,7 +89,8 @@ class PrefixMemory {
   void write_window(int32_t sequence, int32_t length, const std::byte* from);
   int32_t first_seen(int32_t length) const;  // by the window of the token after `length`
   int32_t usable(int32_t sequence, int32_t common, int32_t limit) const;
-  Plan plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const PrefixCache::Found& found) const;
+  Plan plan(int32_t sequence, std::span<const int32_t> tokens, int32_t most, const AdapterScales& scales,
+            const PrefixCache::Found& found) const;
   void keep(int32_t sequence, int32_t first_lost, const std::byte* pinned);
   void clear(int32_t sequence);
 
@@ -91,6 +99,7 @@ class PrefixMemory {
   int32_t window_;
   StatePool& states_;
   std::vector<std::vector<int32_t>>& tokens_;
+  std::vector<AdapterScales>& scales_;
   const SequenceBytes& bytes_;
   PrefixCache cache_;
   std::vector<int32_t> moved_from_;  // of each sequence: the first moved token, kNothingMoved for none

@@ -1,6 +1,7 @@
-// A sequence as bytes: header, tokens, state, positions of checkpoints, their states, pages. In the byte order of the host;
+// A sequence as bytes: header, adapters, tokens, state, positions of checkpoints, their states, pages. In the byte order of the host;
 // the identity says that pages and states are read by the code that wrote them.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -12,7 +13,7 @@ namespace v100 {
 namespace {
 
 constexpr uint32_t kMagic = 0x564B3156;  // "V1KV"
-constexpr uint32_t kVersion = 3;
+constexpr uint32_t kVersion = 4;
 
 struct Header {
   uint32_t magic;
@@ -25,9 +26,17 @@ struct Header {
   uint64_t page_bytes;
   uint64_t state_bytes;  // of the state at one place: recurrent state and the window's pages
   uint64_t n_checkpoints;
+  uint64_t n_adapters;  // that the tokens were computed with
 };
-static_assert(sizeof(Header) == 80);
+static_assert(sizeof(Header) == 88);
 constexpr size_t kChecked = offsetof(Header, checksum) + sizeof(uint64_t);
+
+struct SavedAdapter {
+  uint64_t fingerprint;
+  float scale;
+  uint32_t zero;
+};
+static_assert(sizeof(SavedAdapter) == 16);
 
 // Finds damage, not forgery.
 uint64_t checksum(std::span<const std::byte> data) {
@@ -73,7 +82,8 @@ Header checked_header(std::span<const std::byte> saved, const StateIdentity& ide
     throw InvalidArgument("sequence state has version " + std::to_string(header.version) + ", this build reads " +
                           std::to_string(kVersion));
   if (header.model != identity.model)
-    throw InvalidArgument("sequence state was saved with another model, quantisation or instruction set");
+    throw InvalidArgument(
+        "sequence state was saved with another model, quantisation, control vector or instruction set");
   if (header.build != identity.build) throw InvalidArgument("sequence state was saved by another build");
   if (header.type_k != identity.type_k || header.type_v != identity.type_v || header.page_tokens != kPageTokens ||
       header.page_bytes != page_bytes || header.state_bytes != state_bytes)
@@ -86,7 +96,8 @@ Header checked_header(std::span<const std::byte> saved, const StateIdentity& ide
   const auto length = static_cast<uint64_t>(header.length);
   const uint64_t n_states = header.n_checkpoints + (length > 0 ? 1 : 0);
   // In f64, in which no size overflows; the files that pass are far smaller than what it holds exactly.
-  const double expected = sizeof header + static_cast<double>(length + header.n_checkpoints) * sizeof(int32_t) +
+  const double expected = sizeof header + static_cast<double>(header.n_adapters) * sizeof(SavedAdapter) +
+                          static_cast<double>(length + header.n_checkpoints) * sizeof(int32_t) +
                           static_cast<double>(n_states) * static_cast<double>(header.state_bytes) +
                           static_cast<double>(page_count(length)) * static_cast<double>(header.page_bytes);
   if (static_cast<double>(saved.size()) != expected)
@@ -97,6 +108,21 @@ Header checked_header(std::span<const std::byte> saved, const StateIdentity& ide
   return header;
 }
 
+// Scales of the loaded adapters that are those of the saved ones.
+AdapterScales scales_of(std::span<const SavedAdapter> saved, std::span<const uint64_t> loaded) {
+  AdapterScales scales;
+  if (!saved.empty()) scales.resize(loaded.size());
+  for (const SavedAdapter& adapter : saved) {
+    size_t i = 0;
+    while (i < loaded.size() && (loaded[i] != adapter.fingerprint || scales[i] != 0.0f)) ++i;
+    if (i == loaded.size()) throw InvalidArgument("sequence state was computed with a LoRA adapter that is not loaded");
+    if (!std::isfinite(adapter.scale) || adapter.scale == 0.0f)
+      throw InvalidArgument("sequence state is damaged: the scale of an adapter");
+    scales[i] = adapter.scale;
+  }
+  return scales;
+}
+
 }  // namespace
 
 std::vector<std::byte> PrefixMemory::save(int32_t sequence, const StateIdentity& identity) {
@@ -104,21 +130,39 @@ std::vector<std::byte> PrefixMemory::save(int32_t sequence, const StateIdentity&
   const size_t page_bytes = bytes_.page_bytes(), state_bytes = end_bytes();
   const auto pages = pages_.pages(sequence);
   const std::span<const int32_t> tokens = tokens_[static_cast<size_t>(sequence)];
+  std::vector<SavedAdapter> adapters;
+  const AdapterScales& scales = scales_[static_cast<size_t>(sequence)];
+  for (size_t i = 0; i < scales.size() && length > 0; ++i)
+    if (scales[i] != 0.0f) adapters.push_back({identity.adapters[i], scales[i], 0});
   cache_.begin();
+  cache_.select(scales);
   std::vector<PrefixCache::Checkpoint> checkpoints = cache_.find(tokens).checkpoints;
   if (!checkpoints.empty() && checkpoints.back().position == length) checkpoints.pop_back();  // the state itself
 
-  Header header{
-      kMagic,          kVersion,    0,      identity.model, identity.build, identity.positions, identity.type_k,
-      identity.type_v, kPageTokens, length, page_bytes,     state_bytes,    checkpoints.size()};
+  Header header{.magic = kMagic,
+                .version = kVersion,
+                .checksum = 0,
+                .model = identity.model,
+                .build = identity.build,
+                .positions = identity.positions,
+                .type_k = identity.type_k,
+                .type_v = identity.type_v,
+                .page_tokens = kPageTokens,
+                .length = length,
+                .page_bytes = page_bytes,
+                .state_bytes = state_bytes,
+                .n_checkpoints = checkpoints.size(),
+                .n_adapters = adapters.size()};
   const size_t n_states = checkpoints.size() + (length > 0 ? 1 : 0);
-  std::vector<std::byte> saved(sizeof header + tokens.size_bytes() + checkpoints.size() * sizeof(int32_t) +
-                               n_states * state_bytes + pages.size() * page_bytes);
+  std::vector<std::byte> saved(sizeof header + adapters.size() * sizeof(SavedAdapter) + tokens.size_bytes() +
+                               checkpoints.size() * sizeof(int32_t) + n_states * state_bytes +
+                               pages.size() * page_bytes);
   std::byte* to = saved.data();
   const auto put = [&](const void* from, size_t bytes) {
     to = std::copy_n(static_cast<const std::byte*>(from), bytes, to);
   };
   put(&header, sizeof header);
+  put(adapters.data(), adapters.size() * sizeof(SavedAdapter));
   put(tokens.data(), tokens.size_bytes());
   if (state_bytes > 0 && length > 0) {
     read_end(sequence, to);
@@ -141,6 +185,9 @@ void PrefixMemory::load(int32_t sequence, std::span<const std::byte> saved, cons
   clear(sequence);
   const Header header = checked_header(saved, identity, bytes_.page_bytes(), end_bytes());
   Reader reader(saved.subspan(sizeof header));
+  std::vector<SavedAdapter> adapters(header.n_adapters);
+  for (SavedAdapter& adapter : adapters) std::memcpy(&adapter, reader.take(sizeof adapter), sizeof adapter);
+  AdapterScales scales = scales_of(adapters, identity.adapters);
   std::vector<int32_t> tokens = reader.numbers(static_cast<size_t>(header.length));
   for (const int32_t token : tokens)
     if (token < 0 || token >= vocab)
@@ -162,7 +209,9 @@ void PrefixMemory::load(int32_t sequence, std::span<const std::byte> saved, cons
     }
     if (window_pages_ != nullptr) write_window(sequence, header.length, state + bytes_.state_bytes());
     tokens_[static_cast<size_t>(sequence)] = std::move(tokens);
+    scales_[static_cast<size_t>(sequence)] = std::move(scales);
     cache_.begin();
+    cache_.select(scales_[static_cast<size_t>(sequence)]);
     for (size_t i = 0; i < positions.size(); ++i)
       cache_.keep_state(std::span(tokens_[static_cast<size_t>(sequence)]).first(static_cast<size_t>(positions[i])),
                         [&](std::byte* to) { std::copy_n(states + i * header.state_bytes, header.state_bytes, to); });

@@ -10,6 +10,17 @@ void LayerInputs::take(Ops& ops, int32_t layer, Tensor x) const {
     if (layers[i] == layer) ops.place(x, values, static_cast<int32_t>(i) * x.features);
 }
 
+namespace {
+
+// x += the direction of the layer, if there is one.
+void steer(Ops& ops, int32_t layer, const ForwardState& state, Tensor x) {
+  if (state.directions.empty()) return;
+  const VectorWeight& direction = state.directions[static_cast<size_t>(layer)];
+  if (direction) ops.add_vector(x, direction);
+}
+
+}  // namespace
+
 Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
     : hp_(std::move(hyperparameters)),
       token_embd_(weights.embedding("token_embd", hp_.hidden, hp_.vocab)),
@@ -31,6 +42,7 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
     if (state.taps != nullptr) state.taps->take(ops, layer, x);
     if (stages_.has(layer)) {
       feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
+      steer(ops, layer, state, x);
       ops.tap("block_out", layer, x);
     }
     stages_.hand_over(ops, layer, x);
@@ -40,8 +52,10 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
   const Tensor a = stages_.has(last) ? attention(ops, last, rows, state, x) : Tensor{};
   if (outputs.empty()) return {};
   x = ops.gather_rows(x, outputs);  // [outputs, hidden]
+  ops.narrow(outputs);
   if (stages_.has(last)) {
     feed_forward(ops, last, x, ops.gather_rows(a, outputs));
+    steer(ops, last, state, x);
     ops.tap("block_out", last, x);
   }
   stages_.hand_over(ops, last, x);

@@ -19,7 +19,8 @@ class DraftedModel final : public TextModel {
   std::vector<KvShape> kv_shapes() const override;  // the target's, then the drafter's
   std::vector<StateShape> state_shapes() const override { return target_->state_shapes(); }
   int32_t loaded_mtp_blocks() const override { return target_->loaded_mtp_blocks(); }
-  std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;  // the drafter's is the last
+  std::vector<RopeAngles> ropes(const RopeSettings& settings,
+                                int32_t n_ctx) const override;  // the drafter's is the last
   std::vector<KeyRotation> key_rotations() const override;
   int32_t sliding_window() const override { return window_; }
   int32_t block_tokens() const override { return target_->block_tokens(); }

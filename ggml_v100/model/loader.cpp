@@ -207,6 +207,10 @@ std::shared_ptr<const LinearWeight> WeightLoader::pack(const GgufTensor& tensor,
   return weight;
 }
 
+std::shared_ptr<const WeightOrigin> WeightLoader::remember(WeightOrigin origin) const {
+  return origins_.emplace_back(std::make_shared<const WeightOrigin>(std::move(origin)));
+}
+
 Linear WeightLoader::linear(const std::string& name, int32_t in_features, int32_t out_features) const {
   return linear_rows(name, in_features, out_features, std::array{RowRange{0, is_here(name) ? out_features : 0}});
 }
@@ -218,6 +222,7 @@ Linear WeightLoader::linear_rows(const std::string& name, int32_t in_features, i
   linear.weight = pack(tensor, 0, rows, std::array{RowRange{0, in_features}}, scales(name, 1)[0]);
   if (!rows.empty() && rows.front().begin == 0) linear.name = name + ".weight";
   linear.bias = optional_vector_entries(name + ".bias", all_rows, rows);
+  linear.origin = remember({std::string(tensor.name), {rows.begin(), rows.end()}, {{0, in_features}}, {0, 1}, 0});
   // The last part of the last rank: nobody reads these pages again.
   if (shard_.is_last() && (!shard_.is_whole() || rows.back().end == all_rows)) file_->release(tensor);
   return linear;
@@ -232,6 +237,8 @@ Linear WeightLoader::linear_columns(const std::string& name, int32_t all_columns
   linear.out_features = out_features;
   const VectorWeight bias = optional_vector(name + ".bias", out_features);
   if (linear.weight != nullptr && columns.front().begin == 0) linear.bias = bias;
+  linear.origin =
+      remember({std::string(tensor.name), {{0, out_features}}, {columns.begin(), columns.end()}, {0, 1}, 0});
   if (shard_.is_last()) file_->release(tensor);
   return linear;
 }
@@ -252,6 +259,7 @@ ExpertLinear WeightLoader::expert_linear_rows(const std::string& name, int32_t i
   const std::vector<float> scale = scales(name, experts);
   for (auto e = static_cast<size_t>(mine.begin); e < static_cast<size_t>(mine.end); ++e)
     linear.experts[e] = pack(tensor, static_cast<int32_t>(e), rows, std::array{RowRange{0, in_features}}, scale[e]);
+  linear.origin = remember({std::string(tensor.name), {rows.begin(), rows.end()}, {{0, in_features}}, mine, experts});
   if (shard_.is_last() && rows.back().end == all_rows) file_->release(tensor);
   return linear;
 }
@@ -272,7 +280,9 @@ ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int3
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {
   refuse_scale(name);
   const GgufTensor& tensor = require(name + ".weight", {features, vocab});
-  return {file_, file_->data(tensor).data(), tensor.type, vocab, features};
+  return {file_,       file_->data(tensor).data(),
+          tensor.type, vocab,
+          features,    remember({std::string(tensor.name), {{0, vocab}}, {{0, features}}, {0, 1}, 0, true})};
 }
 
 EmbeddingTable WeightLoader::lazy_table(const std::string& name, int32_t features, int64_t rows) const {
@@ -287,7 +297,7 @@ EmbeddingTable WeightLoader::lazy_table(const std::string& name, int32_t feature
   refuse_scale(name);
   const std::span<const std::byte> data = file_->data(tensor);
   will_read_at_random(data);
-  return {file_, data.data(), tensor.type, static_cast<int32_t>(tensor.ne[1]), features};
+  return {file_, data.data(), tensor.type, static_cast<int32_t>(tensor.ne[1]), features, {}};
 }
 
 }  // namespace v100

@@ -27,6 +27,8 @@ class WeightLoader {
   Shard& shard() const { return shard_; }
   // Of all packed weights so far.
   size_t packed_bytes() const { return packed_bytes_; }
+  // Of all matrices and embedding tables so far, as families hold them.
+  const std::vector<std::shared_ptr<const WeightOrigin>>& origins() const { return origins_; }
   // For cutting: bytes of the file's tensors together, those that are not there left out; values of a block of one, 1 if
   // it is not there (loading it will say so).
   double bytes(const std::vector<std::string>& names) const;
@@ -73,6 +75,7 @@ class WeightLoader {
   // The one place where rows and columns of a tensor's matrix are picked. nullptr when none are.
   std::shared_ptr<const LinearWeight> pack(const GgufTensor& tensor, int32_t matrix, std::span<const RowRange> rows,
                                            std::span<const RowRange> columns, float scale) const;
+  std::shared_ptr<const WeightOrigin> remember(WeightOrigin origin) const;
   // Whether this rank computes in the block the tensor belongs to.
   bool is_here(const std::string& name) const;
   // `name.scale` of a stack of matrices, ones where the file has none.
@@ -87,6 +90,7 @@ class WeightLoader {
   bool load_mtp_;
   Shard& shard_;
   mutable size_t packed_bytes_ = 0;
+  mutable std::vector<std::shared_ptr<const WeightOrigin>> origins_;
 };
 
 }  // namespace v100

@@ -30,7 +30,9 @@ struct ForwardState {
   // As ropes, with a row for each block of TextModel::block_tokens() whose last token is one of the rows, in their order: the
   // angles of its first token.
   std::span<const RopeTable> block_ropes;
-  Rows windowed;  // the rows as layers with a sliding window see them; else the rows as they are
+  // Added to the residual stream after each layer, [hidden] of each or empty; no entries: after none.
+  std::span<const VectorWeight> directions;
+  Rows windowed;                      // the rows as layers with a sliding window see them; else the rows as they are
   const LayerInputs* taps = nullptr;  // what to take down on the way, of all rows
 };
 
@@ -91,6 +93,8 @@ class TextModel {
   // ForwardState::taps.
   virtual Tensor embed(Ops& ops, std::span<const int32_t> tokens) const = 0;
   virtual bool has_taps() const { return false; }
+  // Whether there is one residual stream, to which directions can be added.
+  virtual bool has_residual_stream() const { return true; }
   // Rows of the output matrix that this rank has.
   virtual RowRange vocabulary() const = 0;
   // Logits [rows, vocabulary()] of hidden states.

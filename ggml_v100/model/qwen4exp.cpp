@@ -53,6 +53,7 @@ class Qwen4Exp final : public TextModel {
   const Hyperparameters& hyperparameters() const override { return hp_.common; }
   std::vector<KvShape> kv_shapes() const override { return kv_shapes_; }
   std::vector<StateShape> state_shapes() const override { return state_shapes_; }
+  bool has_residual_stream() const override { return false; }
   int32_t block_tokens() const override { return hp_.indexer.block; }
   int32_t loaded_mtp_blocks() const override { return static_cast<int32_t>(mtp_.size()); }
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
@@ -178,6 +179,7 @@ Tensor Qwen4Exp::forward(Ops& ops, const Rows& rows, const ForwardState& state,
   }
   if (outputs.empty()) return {};
   x = ops.gather_rows(x, outputs);  // [outputs, N]
+  ops.narrow(outputs);
   if (stages_.has(last)) {
     ops.add_to_streams(x, ops.gather_rows(a, outputs), ops.gather_rows(mixed.inject, outputs));
     feed_forward(ops, w, x);

@@ -52,10 +52,11 @@ struct KvLayer {
 // The consecutive rows of a ubatch that belong to one sequence, and where that sequence's tokens and state lie.
 struct SequenceRows {
   RowRange rows;
-  std::span<const PageId> pages;    // token i of the sequence lies in pages[i / kPageTokens] at i % kPageTokens
-  std::span<const int32_t> tokens;  // ids of the whole sequence up to and including the rows
-  int32_t state_from = -1;          // slot of the recurrent state before the rows; -1: the sequence begins, all zeros
-  int32_t state_to = -1;            // slot that takes the state after them; may be state_from
+  std::span<const PageId> pages;      // token i of the sequence lies in pages[i / kPageTokens] at i % kPageTokens
+  std::span<const int32_t> tokens;    // ids of the whole sequence up to and including the rows
+  int32_t state_from = -1;            // slot of the recurrent state before the rows; -1: the sequence begins, all zeros
+  int32_t state_to = -1;              // slot that takes the state after them; may be state_from
+  std::span<const float> adapters{};  // scale of each of the engine's adapters; empty: none is applied
 };
 
 // A ubatch: rows of all sequences concatenated, never padded. All spans have one entry per row unless said otherwise.

@@ -47,6 +47,16 @@ struct VectorWeight {
   explicit operator bool() const { return size > 0; }
 };
 
+// What a matrix is of the file's tensor: which rows and columns of it, one range after the other. Its address names the
+// matrix among all of a rank, so that changes to it (ops/adapted.h) can be found.
+struct WeightOrigin {
+  std::string tensor;  // name in the file
+  std::vector<RowRange> rows, columns;
+  RowRange experts;           // of a stack of matrices, those that are here
+  int32_t stack = 0;          // matrices of the stack; 0: the tensor is one matrix
+  bool is_looked_up = false;  // row by row, as embeddings are, instead of being multiplied
+};
+
 // Rows of token embeddings, decoded on demand from the file's mapping (which the owner keeps alive).
 struct EmbeddingTable {
   std::shared_ptr<const void> owner;
@@ -54,6 +64,7 @@ struct EmbeddingTable {
   QuantType type = QuantType::F32;
   int32_t vocab = 0;
   int32_t features = 0;
+  std::shared_ptr<const WeightOrigin> origin{};
 };
 
 // y = W x + bias. Without a weight: a matrix whose rows or columns all lie on other ranks. Its product is zeros,
@@ -63,6 +74,7 @@ struct Linear {
   VectorWeight bias;         // [out_features], or empty
   std::string name{};        // of the tensor in the file; empty for the further parts of a fused one
   int32_t out_features = 0;  // of one without a weight
+  std::shared_ptr<const WeightOrigin> origin{};
 };
 
 // One matrix per expert, all of one type and shape. Expert e of a row's input gives W[e] x; one that is not here (nullptr)
@@ -72,6 +84,7 @@ struct ExpertLinear {
   int32_t in_features = 0;
   int32_t out_features = 0;
   std::string name;  // of the stack in the file; empty for the further parts of a fused one
+  std::shared_ptr<const WeightOrigin> origin{};
 };
 
 // Which experts the rows of a ubatch go to: slot r * used + j is the choice j of row r. In the arena, like a tensor.
@@ -180,6 +193,11 @@ class Ops {
   virtual Tensor add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float eps) = 0;
   // x += a in place.
   virtual void add(Tensor x, Tensor a) = 0;
+  // Each row of x [rows, features] += v [features], in place.
+  virtual void add_vector(Tensor x, const VectorWeight& v) = 0;
+  // In place on the given rows of x, each at most once: x[indices[i]] = fma(factors[i], a[i], x[indices[i]]).
+  virtual void add_scaled_rows(Tensor x, Tensor a, std::span<const int32_t> indices,
+                               std::span<const float> factors) = 0;
   // x *= factor in place.
   virtual void scale(Tensor x, float factor) = 0;
   // In place: x = cap * tanh(x / cap), with tanh(u) = 1 - 2 / (1 + exp_f32(2 u)).
@@ -206,6 +224,8 @@ class Ops {
   virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;
   // act(linear(x, gate)) * linear(x, up).
   virtual Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) = 0;
+  // x = act(x) * up in place: what gated_linear makes of its two products.
+  virtual void activate(Tensor x, Tensor up, Activation activation) = 0;
 
   // In place on x [rows, heads * head_dim]: (x0, x1) = (fma(x0, c, -(x1 * s)), fma(x0, s, x1 * c)) for the pairs of each head.
   virtual void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) = 0;
@@ -315,6 +335,11 @@ class Ops {
   virtual void all_reduce(Tensor partial) = 0;
   // The root's x on every rank, in place.
   virtual void broadcast(Tensor x, int32_t root) = 0;
+
+  // Which rows of which sequences the following operations compute: those of a ubatch, then, of them, the given ones.
+  // Only operations that treat sequences differently (ops/adapted.h) need to know.
+  virtual void enter(const Rows& rows) { (void)rows; }
+  virtual void narrow(std::span<const int32_t> rows) { (void)rows; }
 
   // A named intermediate for comparing engines; free when no tap is installed.
   virtual void tap(std::string_view name, int32_t layer, Tensor value) { (void)name, (void)layer, (void)value; }

@@ -99,6 +99,18 @@ class ReferenceOps final : public Ops {
     for (int64_t i = 0; i < x.size(); ++i) x.data[i] += a.data[i];
   }
 
+  void add_vector(Tensor x, const VectorWeight& v) override {
+    for (int32_t r = 0; r < x.rows; ++r)
+      for (int32_t i = 0; i < x.features; ++i) x.row(r)[i] += v.data[i];
+  }
+
+  void add_scaled_rows(Tensor x, Tensor a, std::span<const int32_t> indices, std::span<const float> factors) override {
+    for (int32_t r = 0; r < a.rows; ++r) {
+      float* to = x.row(indices[static_cast<size_t>(r)]);
+      for (int32_t i = 0; i < a.features; ++i) to[i] = std::fma(factors[static_cast<size_t>(r)], a.row(r)[i], to[i]);
+    }
+  }
+
   void scale(Tensor x, float factor) override {
     for (int64_t i = 0; i < x.size(); ++i) x.data[i] *= factor;
   }
@@ -130,10 +142,13 @@ class ReferenceOps final : public Ops {
 
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override {
     Tensor g = linear(x, gate);
-    Tensor u = linear(x, up);
-    for (int64_t i = 0; i < g.size(); ++i)
-      g.data[i] = (activation == Activation::silu ? silu_f32(g.data[i]) : gelu_f32(g.data[i])) * u.data[i];
+    activate(g, linear(x, up), activation);
     return g;
+  }
+
+  void activate(Tensor x, Tensor up, Activation activation) override {
+    for (int64_t i = 0; i < x.size(); ++i)
+      x.data[i] = (activation == Activation::silu ? silu_f32(x.data[i]) : gelu_f32(x.data[i])) * up.data[i];
   }
 
   void rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) override {

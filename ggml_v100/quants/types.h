@@ -66,6 +66,11 @@ const QuantTraits& traits(QuantType type);
 std::optional<QuantType> quant_type_from_name(std::string_view name);
 
 // Bytes of one row of n_values (a multiple of block_values).
+// Whether decode() takes it: all but the integers.
+inline bool can_decode(QuantType type) {
+  return type != QuantType::I8 && type != QuantType::I16 && type != QuantType::I32 && type != QuantType::I64;
+}
+
 inline int64_t row_bytes(const QuantTraits& t, int64_t n_values) { return n_values / t.block_values * t.block_bytes; }
 
 }  // namespace v100

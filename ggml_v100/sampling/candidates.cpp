@@ -185,6 +185,11 @@ std::span<const float> CandidateList::sort_for_softmax() {
   return softmax();
 }
 
+void CandidateList::replace(std::vector<Candidate> kept) {
+  list_ = std::move(kept);
+  narrow_to_list(std::is_sorted(list_.begin(), list_.end(), comes_before));
+}
+
 std::vector<float> CandidateList::reshape(const std::function<float(float)>& new_logit) {
   const std::span<const float> p = softmax();
   const std::span<float> row = whole_row_ ? writable_row() : std::span<float>();

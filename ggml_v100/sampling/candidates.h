@@ -45,6 +45,9 @@ class CandidateList {
   // Temperature between T - range (at least 0) and T + range by entropy: (H / ln size)^exponent of the way.
   void apply_dynamic_temperature(float temperature, float range, float exponent);
 
+  // Narrows to these, in this order.
+  void replace(std::vector<Candidate> kept);
+
   // Sorts everything. The probabilities, softmax in f32, are valid until the list changes.
   std::span<const float> sort_for_softmax();
   // Replaces finite logits by new_logit(probability). Returns the probabilities in list order.

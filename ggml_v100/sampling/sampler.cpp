@@ -79,6 +79,12 @@ void validate(int32_t n_vocab, const SamplerParams& p) {
   if (!(p.repeat_penalty > 0.0f) || !std::isfinite(p.repeat_penalty) || !std::isfinite(1.0f / p.repeat_penalty))
     throw_invalid("repeat_penalty", std::to_string(p.repeat_penalty),
                   "a finite number above 0 with a finite reciprocal");
+  if (p.mirostat == 0 && std::find(p.stages.begin(), p.stages.end(), SamplerStage::infill) != p.stages.end()) {
+    if (p.infill_vocabulary == nullptr) throw InvalidArgument("sampler: infill needs the texts of the vocabulary");
+    if (p.infill_vocabulary->size() != n_vocab)
+      throw_invalid("size of the infill vocabulary", std::to_string(p.infill_vocabulary->size()),
+                    std::to_string(n_vocab));
+  }
   for (const TokenBias& b : p.logit_bias)
     if (!(b.bias < kInfinity))
       throw_invalid("logit bias of token " + std::to_string(b.token), std::to_string(b.bias),
@@ -143,6 +149,8 @@ struct Sampler::State {
         return params.typical_p >= 1.0f;
       case SamplerStage::xtc:
         return params.xtc_probability <= 0.0f || params.xtc_threshold > 0.5f;
+      case SamplerStage::infill:
+        return false;
       case SamplerStage::adaptive_p:
         return true;  // not a stage of the chain but its end
     }
@@ -161,6 +169,7 @@ struct Sampler::State {
         case SamplerStage::dry:
         case SamplerStage::typ_p:
         case SamplerStage::xtc:
+        case SamplerStage::infill:
           return false;
         default:
           break;
@@ -222,6 +231,9 @@ struct Sampler::State {
           break;
         case SamplerStage::xtc:
           apply_xtc(xtc_generators[n_xtc++]);
+          break;
+        case SamplerStage::infill:
+          apply_infill(*params.infill_vocabulary, candidates);
           break;
         case SamplerStage::adaptive_p:
           break;  // draw()

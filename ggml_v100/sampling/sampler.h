@@ -10,11 +10,24 @@
 #include <vector>
 
 #include "sampling/dry.h"
+#include "sampling/infill.h"
 
 namespace v100 {
 
 // adaptive_p stands for the draw: wherever it is named, it comes last.
-enum class SamplerStage { penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, adaptive_p };
+enum class SamplerStage {
+  penalties,
+  dry,
+  top_n_sigma,
+  top_k,
+  typ_p,
+  top_p,
+  min_p,
+  xtc,
+  temperature,
+  infill,
+  adaptive_p
+};
 
 struct TokenBias {
   int32_t token;
@@ -45,9 +58,10 @@ struct SamplerParams {
   float presence_penalty;
   float frequency_penalty;
   DryParams dry;
-  std::shared_ptr<const DryBreakers> dry_breakers;  // null: none
-  int32_t mirostat;                                 // 1 or 2: replaces all stages but temperature, and the draw; 0: off
-  float mirostat_tau;                               // bits
+  std::shared_ptr<const DryBreakers> dry_breakers;            // null: none
+  std::shared_ptr<const InfillVocabulary> infill_vocabulary;  // for the stage infill
+  int32_t mirostat;    // 1 or 2: replaces all stages but temperature, and the draw; 0: off
+  float mirostat_tau;  // bits
   float mirostat_eta;
   float adaptive_target;  // < 0: an ordinary draw
   float adaptive_decay;
@@ -59,8 +73,8 @@ class Sampler {
  public:
   // Throws InvalidArgument: penalties, temperature, its range or exponent, DRY, mirostat or adaptive-p values not
   // finite, repeat penalty <= 0 or its reciprocal not finite, negative min_keep, repeat_last_n, DRY history or allowed
-  // length, mirostat other than 0, 1 and 2, a bias of +inf, NaN anywhere, n_vocab < 1. Biases of ids outside the
-  // vocabulary are ignored.
+  // length, mirostat other than 0, 1 and 2, a bias of +inf, NaN anywhere, n_vocab < 1, the stage infill without its
+  // vocabulary or with one of another size. Biases of ids outside the vocabulary are ignored.
   Sampler(int32_t n_vocab, SamplerParams params);
   ~Sampler();
   Sampler(const Sampler& other);

@@ -12,6 +12,7 @@ from typing import Any
 from pyllama.chat.reasoning_split import ReasoningSplitter, ReasoningTags
 from pyllama.chat.tool_calls import Part, ToolCall, call_reader
 from pyllama.chat.tool_sets import ToolSet
+from pyllama.grammar.guide import ThinkingGate, ThinkingRules
 
 Delta = dict[str, Any]
 """A part of a message, of one kind: `{"reasoning_content": ...}`, `{"content": ...}` or `{"tool_calls": [...]}`."""
@@ -23,8 +24,8 @@ class AnswerShape:
 
     tags: None where thoughts stay in the content. opens_in_thoughts: the prompt ends inside a thinking block.
     given: what the client wrote of the answer, after which the model went on; with `echo` it is repeated.
-    thoughts_inline: thoughts are reported, but stay in the content too, with their tags (`deepseek-legacy`); not
-    together with tools. tools: None where calls stay in the content.
+    thoughts_inline: thoughts stay in the content, with their tags, and calls are looked for after them.
+    reports_thoughts: they are told apart (too). tools: None where calls stay in the content.
     """
 
     tags: ReasoningTags | None = None
@@ -32,7 +33,36 @@ class AnswerShape:
     given: str = ""
     echo: bool = False
     thoughts_inline: bool = False
+    reports_thoughts: bool = True
     tools: ToolSet | None = None
+
+
+class _InlineThoughts:
+    """Text in, (text up to the end of the thinking block, text after it) out. Nothing is dropped."""
+
+    def __init__(self, tags: ReasoningTags, *, is_open: bool) -> None:
+        self._gate = ThinkingGate(ThinkingRules(tags.start, tags.end, is_open=is_open))
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        if self._gate.is_over or not text:
+            return "", text
+        held = self._held + text
+        rest = self._gate.push(text.encode("utf-8", "surrogatepass"))
+        if rest is None and not self._gate.is_inside:
+            self._held = held
+            return "", ""
+        self._held = ""
+        if rest is None:
+            return held, ""
+        if not self._gate.has_thought:
+            return "", held
+        answer = rest.decode("utf-8", "surrogatepass")
+        return held[: len(held) - len(answer)], answer
+
+    def finish(self) -> tuple[str, str]:
+        rest, self._held = self._held, ""
+        return "", rest
 
 
 class AnswerParser:
@@ -43,6 +73,9 @@ class AnswerParser:
         self._splitter = None
         if shape.tags is not None:
             self._splitter = ReasoningSplitter(shape.tags, is_open=shape.opens_in_thoughts)
+        self._inline = None
+        if shape.tags is not None and shape.thoughts_inline:
+            self._inline = _InlineThoughts(shape.tags, is_open=shape.opens_in_thoughts)
         self._reader = None if shape.tools is None else call_reader(shape.tools)
         self._calls: list[dict[str, Any]] = []
         self._thoughts: list[str] = []
@@ -67,6 +100,8 @@ class AnswerParser:
         deltas, self._waiting = self._waiting, []
         if self._splitter is not None:
             deltas += self._deltas(*self._splitter.finish(), raw="")
+        if self._inline is not None:
+            deltas += self._content_deltas(*self._inline.finish())
         if self._reader is not None:
             deltas += self._answer_deltas(self._reader.finish())
         return deltas
@@ -78,7 +113,7 @@ class AnswerParser:
     def message(self) -> dict[str, Any]:
         """The whole message, after `finish`."""
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
-        if self._thoughts:
+        if self._thoughts and self._shape.reports_thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
             message["tool_calls"] = self._calls
@@ -96,9 +131,15 @@ class AnswerParser:
             self._thoughts.append(thoughts)
             if not self._shape.thoughts_inline:
                 deltas.append({"reasoning_content": thoughts})
-        content = raw if self._shape.thoughts_inline else answer
-        if content:
-            deltas += self._answer_deltas([content] if self._reader is None else self._reader.push(content))
+        if self._inline is not None:
+            return deltas + self._content_deltas(*self._inline.push(raw))
+        return deltas + self._content_deltas("", answer)
+
+    def _content_deltas(self, thoughts: str, answer: str) -> list[Delta]:
+        """thoughts: those that stay in the content, where no calls are."""
+        deltas = self._answer_deltas([thoughts] if thoughts else [])
+        if answer:
+            deltas += self._answer_deltas([answer] if self._reader is None else self._reader.push(answer))
         return deltas
 
     def _answer_deltas(self, parts: list[Part]) -> list[Delta]:

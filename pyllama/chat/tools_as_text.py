@@ -1,4 +1,4 @@
-"""Tools, calls and results of a conversation as text, for templates that have no place for them. Pure."""
+"""Tools, calls and results of a conversation in the form that a chat template can take, as text if need be. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyllama.chat.tool_sets import CALL_END, CALL_START
+from pyllama.errors import InvalidArgument
 
 
 def with_tools_as_text(
@@ -68,3 +69,24 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
+
+
+def with_arguments(message: dict[str, Any], *, as_object: bool) -> dict[str, Any]:
+    """Arguments of tool calls as objects or as JSON texts. Raises `InvalidArgument`."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        arguments = function.get("arguments")
+        if as_object and isinstance(arguments, str):
+            try:
+                function["arguments"] = json.loads(arguments) if arguments else {}
+            except ValueError:
+                raise InvalidArgument(
+                    "tool_calls[].function.arguments: must be an object or the JSON text of one"
+                ) from None
+        elif not as_object and not isinstance(arguments, str):
+            function["arguments"] = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+        calls.append({**call, "type": "function", "function": function})
+    return {**message, "tool_calls": calls}

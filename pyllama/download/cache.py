@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 from .selection import checked_path, is_model, quant_of, shards_of
 
+PRESET = "preset.ini"  # in the root of a repository that names models instead of holding one
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
@@ -44,6 +46,16 @@ class ModelCache:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(os.path.relpath(blob, name.parent))
         temporary.replace(name)
+
+    def put_preset(self, repo: str, revision: str, text: bytes) -> Path:
+        """Keep a repository's `preset.ini`; the file."""
+        target = self.snapshot(repo, revision) / PRESET
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{PRESET}.{os.getpid()}.new")
+        temporary.write_bytes(text)
+        temporary.replace(target)
+        self.set_latest(repo, revision)
+        return target
 
     def set_latest(self, repo: str, revision: str) -> None:
         reference = self._repository(repo) / "refs" / "main"

@@ -12,6 +12,7 @@ import httpx
 
 from pyllama.errors import DownloadError
 
+from .cache import PRESET
 from .selection import checked_path, checked_repo
 from .session import NO_ACCESS, Access, Session, origin, parsed_url, shown
 
@@ -33,10 +34,14 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The GGUF files of one revision, by path. `revision`: a commit, or a branch where the hub names no commit."""
+    """The GGUF files of one revision, by path. `revision`: a commit, or a branch where the hub names no commit.
+
+    preset: the repository's `preset.ini`, where it has one.
+    """
 
     revision: str
     files: Mapping[str, RemoteFile]
+    preset: RemoteFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class HuggingFace:
         for _ in range(MAX_PAGES):
             entries, headers = session.get_json(page, self.access)
             for entry in _entries(entries, repo):
-                if _text(entry, "type") == "file" and (path := _gguf_path(_text(entry, "path"))):
+                if _text(entry, "type") == "file" and (path := _wanted_path(_text(entry, "path"))):
                     lfs = _object(entry.get("lfs"))
                     files[path] = RemoteFile(
                         path,
@@ -65,7 +70,7 @@ class HuggingFace:
                         _sha256(lfs.get("oid")),
                     )
             if (next_page := _next_page(headers, page)) is None:
-                return Listing(commit, files)
+                return Listing(commit, files, files.pop(PRESET, None))
             page = next_page
         raise DownloadError(f"{repo}: the list of files has more than {MAX_PAGES} pages")
 
@@ -84,12 +89,12 @@ class ModelScope:
             raise DownloadError(f"{repo}: the hub answered: {answer.get('Message', 'nothing that it should')}")
         files: dict[str, RemoteFile] = {}
         for entry in _entries(_object(answer.get("Data")).get("Files"), repo):
-            if entry.get("Type") != "tree" and (path := _gguf_path(_text(entry, "Path"))):
+            if entry.get("Type") != "tree" and (path := _wanted_path(_text(entry, "Path"))):
                 query = urlencode({"Revision": "master", "FilePath": path})
                 files[path] = RemoteFile(
                     path, f"{base}?{query}", _size(entry.get("Size")), _sha256(entry.get("Sha256"))
                 )
-        return Listing("master", files)
+        return Listing("master", files, files.pop(PRESET, None))
 
 
 Hub = HuggingFace | ModelScope
@@ -133,8 +138,8 @@ def _next_page(headers: httpx.Headers, page: str) -> str | None:
     return str(httpx.URL(page).copy_with(raw_path=link.raw_path))  # mirrors pass on links to the original host
 
 
-def _gguf_path(path: str) -> str | None:
-    return checked_path(path) if path.lower().endswith(".gguf") else None
+def _wanted_path(path: str) -> str | None:
+    return checked_path(path) if path.lower().endswith(".gguf") or path == PRESET else None
 
 
 def _entries(value: Any, repo: str) -> list[dict[str, Any]]:

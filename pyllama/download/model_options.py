@@ -10,11 +10,22 @@ from urllib.parse import unquote
 from pyllama.errors import DownloadError, InvalidArgument
 from pyllama.options import Options
 
-from .cache import gguf_paths, model_cache
+from .cache import PRESET, gguf_paths, model_cache
 from .selection import checked_repo, select_model, shards_of
 
 if TYPE_CHECKING:  # a program that loads a local file need not wait until the HTTP client is imported
     from .transfer import Job
+
+
+MAX_PRESET_BYTES = 1 << 20
+
+
+class PresetRepository(DownloadError):
+    """A repository has a `preset.ini`: it names models for `llama-server`, and is no model itself. `path`: a copy."""
+
+    def __init__(self, repo: str, path: Path) -> None:
+        super().__init__(f"{repo} holds presets for llama-server, not a model; a quant or a file would name one")
+        self.path = path
 
 
 def _note(text: str) -> None:
@@ -93,7 +104,8 @@ class ModelSource:
     def repository_model(self, repo_and_quant: str, file: str = "") -> ChosenModel:
         """The model of a value like `-hf USER/MODEL[:QUANT]`; `file`, a path in the repository, wins over the quant.
 
-        Without the network, what is in the cache must do. Raises DownloadError.
+        Without the network, what is in the cache must do. Raises DownloadError, `PresetRepository` where neither a
+        quant nor a file is named and the repository has presets.
         """
         repo, _, quant = repo_and_quant.partition(":")
         checked_repo(repo)
@@ -143,7 +155,10 @@ class ModelSource:
         try:
             with Session() as session:
                 listing = hub.list_files(session, repo)
-        except Unreachable:
+                if listing.preset is not None and not quant and not file:
+                    text = session.get_bytes(listing.preset.url, hub.access, MAX_PRESET_BYTES)
+                    raise PresetRepository(repo, cache.put_preset(repo, listing.revision, text))
+        except (Unreachable, PresetRepository):
             raise
         except DownloadError as error:
             raise DownloadError(f"failed to fetch model metadata: {error}") from None
@@ -169,6 +184,8 @@ class ModelSource:
 
     def _cached(self, repo: str, quant: str, file: str) -> ChosenModel | None:
         for snapshot in model_cache(self.environ).snapshots(repo):
+            if not quant and not file and (snapshot / PRESET).is_file():
+                raise PresetRepository(repo, snapshot / PRESET)
             try:
                 paths = select_model(gguf_paths(snapshot), quant=quant, file=file)
             except DownloadError:

@@ -114,16 +114,21 @@ class Session:
             if len(history) > MAX_REDIRECTS:
                 raise DownloadError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects")
 
+    def get_bytes(self, url: str, access: Access, max_bytes: int) -> bytes:
+        """A small file. Raises DownloadError, also for one that is longer than `max_bytes`."""
+
+        def get() -> bytes:
+            with self.open(url, {}, access) as response:
+                return _whole_body(response, url, max_bytes)
+
+        return self.retry(url, get, attempts=min(3, self.patience.attempts))
+
     def get_json(self, url: str, access: Access) -> tuple[Any, httpx.Headers]:
         """A JSON document and its response's headers. Raises DownloadError."""
 
         def get() -> tuple[Any, httpx.Headers]:
             with self.open(url, {"Accept": "application/json"}, access) as response:
-                body = bytearray()
-                for chunk in response.iter_bytes():
-                    body += chunk
-                    if len(body) > MAX_JSON_BYTES:
-                        raise DownloadError(f"{shown(url)}: the answer is longer than {MAX_JSON_BYTES} bytes")
+                body = _whole_body(response, url, MAX_JSON_BYTES)
                 try:
                     return json.loads(body), response.headers
                 except (ValueError, RecursionError):
@@ -160,6 +165,15 @@ class Session:
             elif pause > self.patience.longest_pause:
                 raise Unreachable(f"{shown(url)}: {reason}; the server asks to come back in {pause:.0f} s")
             self._cancelled.wait(min(pause, self.patience.longest_pause))
+
+
+def _whole_body(response: httpx.Response, url: str, max_bytes: int) -> bytes:
+    body = bytearray()
+    for chunk in response.iter_bytes():
+        body += chunk
+        if len(body) > max_bytes:
+            raise DownloadError(f"{shown(url)}: the answer is longer than {max_bytes} bytes")
+    return bytes(body)
 
 
 def parsed_url(url: str) -> httpx.URL:

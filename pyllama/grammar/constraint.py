@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,11 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyllama.errors import InvalidArgument, PyllamaError
+from pyllama.grammar.deep_thread import call_deep
 from pyllama.grammar.gbnf import to_llguidance
-from pyllama.grammar.json_schema import SCHEMA_ERROR, parse_schema, prepare_schema
+from pyllama.grammar.json_schema import SCHEMA_ERROR, has_open_names, parse_schema, prepare_schema
 
 # No whitespace before or after the value; inside as much as models use to lay JSON out.
 _JSON_LAYOUT = {"whitespace_flexible": True, "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})"}
+
+# Without `\u`: the control characters that have no short escape cannot be written then.
+_FEW_ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
 
 # Where only one text is possible the library would allow one way to spell it in tokens. The model shall choose.
 _ALL_SPELLINGS = '%llguidance {"no_forcing": true}\n'
@@ -30,8 +34,10 @@ _ALL_SPELLINGS = '%llguidance {"no_forcing": true}\n'
 _LIMITS = {"step_max_items": 5_000_000, "max_items_in_row": 10_000}
 
 
+MAX_SECONDS = 20
+"""For the work on one grammar before its first token."""
 # Clients with tools send the same ones with every turn, and a hundred of them take a tenth of a second to compile.
-KEPT_GRAMMARS = 16
+MOST_KEPT = 32
 
 
 class GrammarError(InvalidArgument):
@@ -67,21 +73,29 @@ class GrammarTokenizer(Protocol):
 
 
 class Constraint:
-    """The grammar's state of one sequence."""
+    """The grammar's state of one sequence. One thread at a time; `mask` releases the GIL while it computes.
 
-    def __init__(self, matcher: Any, compiler: GrammarCompiler, banned: Collection[int]) -> None:
+    next_bits: the matcher's mask, where it is known already.
+    """
+
+    def __init__(
+        self, matcher: Any, compiler: GrammarCompiler, banned: Collection[int], next_bits: bytes | None = None
+    ) -> None:
         self._matcher = matcher
+        self._next_bits = next_bits
         self._compiler = compiler
         self._allowed = compiler.mask_without(banned)
         self.has_ended = False  # an end-of-generation token was drawn
 
     def copy(self, banned: Collection[int] = ()) -> Constraint:
         """Another sequence in the same state, which may have other banned tokens."""
-        return Constraint(self._matcher.deep_copy(), self._compiler, banned)
+        return Constraint(self._matcher.deep_copy(), self._compiler, banned, self._next_bits)
 
     def mask(self) -> NDArray[np.uint32]:
         """Tokens that may come next: bit t % 32 of word t // 32. Raises `ConstraintFailed` when there are none."""
-        bits = self._matcher.compute_bitmask()
+        if self._next_bits is None:
+            self._next_bits = self._matcher.compute_bitmask()
+        bits = self._next_bits
         self._check()
         mask = np.frombuffer(bits, np.uint32)[: len(self._allowed)].copy()
         self._compiler.spread_end(mask)
@@ -92,12 +106,19 @@ class Constraint:
 
     def try_accept(self, token: int) -> bool:
         """Go on with a token that is no end; False, and nothing has changed, when the grammar does not allow it."""
+        self._next_bits = None
         return bool(self._matcher.try_consume_tokens([token]) == 1)
 
     def try_spell(self, text: bytes) -> bool:
         """Go on with a text, however it is spelled in tokens; after False this constraint cannot be used any more."""
+        self._next_bits = None
         tokens = self._compiler.spell(text)
         return bool(self._matcher.try_consume_tokens(tokens) == len(tokens))
+
+    def can_spell(self, text: bytes) -> bool:
+        """Whether the text could come next. Nothing changes."""
+        tokens = self._compiler.spell(text)
+        return bool(self._matcher.validate_tokens(tokens) == len(tokens))
 
     def accept(self, token: int) -> None:
         """Go on with a drawn token. Raises `ConstraintFailed` when the grammar does not allow it."""
@@ -106,6 +127,7 @@ class Constraint:
                 raise ConstraintFailed("the text ended before the grammar was complete")
             self.has_ended = True
             return
+        self._next_bits = None
         if not self._matcher.consume_token(token):
             self._check()
             raise ConstraintFailed(f"the grammar does not allow token {token}")
@@ -133,31 +155,37 @@ class GrammarCompiler:
         self._n_vocab = n_vocab
         self._lock = threading.Lock()
         self._table: Any = None
-        self._compiled: dict[GrammarSource, Any] = {}  # matchers at the beginning of a text
+        self._made: dict[Hashable, Any] = {}  # matchers at the beginning of a text, and what belongs to them
         self._past: dict[bytes, list[tuple[int, int, bytes]]] = {}
         self.end_ids: frozenset[int] = frozenset(token for token in tokenizer.eog_ids if token < n_vocab)
         # llguidance wants an end token: without one a number after all tokens stands for it, which no mask shows.
         self._end = min(self.end_ids, default=n_vocab)
         self._end_mask = self._bits(self.end_ids)
+        self._all = self._bits(range(n_vocab))
 
     def compile(self, source: GrammarSource, banned: Collection[int] = ()) -> Constraint:
         """A constraint at the beginning of a text. banned: tokens that the sampler will not draw.
 
         Raises `GrammarError`.
         """
-        with self._lock:
-            matcher = self._compiled.pop(source, None)
-            if matcher is not None:
-                self._compiled[source] = matcher  # the last one used stands last
-        if matcher is None:
-            matcher = self._compile(source)
-            with self._lock:
-                self._compiled[source] = matcher
-                while len(self._compiled) > KEPT_GRAMMARS:
-                    del self._compiled[next(iter(self._compiled))]
-        return Constraint(matcher.deep_copy(), self, banned)
+        matcher, first = self.kept(source, lambda: self._compile(source))
+        return Constraint(matcher.deep_copy(), self, banned, first)
 
-    def _compile(self, source: GrammarSource) -> Any:
+    def kept(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` returns; what was made last for this vocabulary is kept. It must not be changed."""
+        with self._lock:
+            if key in self._made:
+                self._made[key] = self._made.pop(key)  # the last one used stands last
+                return self._made[key]
+        made = make()
+        with self._lock:
+            self._made[key] = made
+            while len(self._made) > MOST_KEPT:
+                del self._made[next(iter(self._made))]
+        return made
+
+    def _compile(self, source: GrammarSource) -> tuple[Any, bytes]:
+        """A matcher at its beginning, and its mask there."""
         from llguidance import LLMatcher, LLParserLimits
 
         prefix = SCHEMA_ERROR if source.kind == "json_schema" else ""
@@ -169,17 +197,29 @@ class GrammarCompiler:
             raise GrammarError(str(error)) from None
         except ValueError as error:  # the library's own
             raise GrammarError(f"{prefix}{error}") from None
-        matcher = LLMatcher(
-            self._llguidance_table(), grammar, log_level=0, limits=LLParserLimits(**_LIMITS, verbose_errors=False)
-        )
-        if matcher.is_error():
+        table = self._llguidance_table()
+
+        def build() -> tuple[Any, bytes]:
+            limits = LLParserLimits(**_LIMITS, verbose_errors=False)
+            matcher = LLMatcher(table, grammar, log_level=0, limits=limits)
+            return matcher, b"" if matcher.is_error() else matcher.compute_bitmask()
+
+        try:
+            matcher, first = call_deep(build, MAX_SECONDS)  # it recurses along chains of rules and references
+        except TimeoutError:
+            raise GrammarError(f"{prefix}too complex: it was not ready to use within {MAX_SECONDS} seconds") from None
+        except MemoryError as error:
+            raise GrammarError(f"{prefix}{error}") from None
+        if not first:
             reason = _schema_fault(source) if source.kind == "json_schema" else ""
             raise GrammarError(f"{prefix}{reason or _reason(matcher)}")
-        first = matcher.deep_copy()
-        first.compute_bitmask()
-        if first.is_error():
-            raise GrammarError(f"{prefix}no text can match: {_reason(first)}")
-        return matcher
+        if matcher.is_error():
+            raise GrammarError(f"{prefix}no text can match: {_reason(matcher)}")
+        return matcher, first
+
+    def prepare(self) -> None:
+        """Build the table now: it takes a second per 150,000 tokens, and holds the GIL."""
+        self._llguidance_table()
 
     def marker(self, text: str) -> str:
         """A text in a grammar of kind lark. It may also be one token that has no text of its own."""
@@ -223,7 +263,7 @@ class GrammarCompiler:
 
     def mask_without(self, banned: Collection[int]) -> NDArray[np.uint32]:
         """All tokens of the model but the banned ones."""
-        return ~self._bits(banned) & self._bits(range(self._n_vocab))
+        return ~self._bits(banned) & self._all
 
     def spread_end(self, mask: NDArray[np.uint32]) -> None:
         """Where the one end token that llguidance knows is allowed, all of them are."""
@@ -244,7 +284,9 @@ class GrammarCompiler:
         if source.kind == "gbnf":
             return str(LLMatcher.grammar_from_lark(_ALL_SPELLINGS + to_llguidance(source.text, self._single_token)))
         if source.kind == "json_schema":
-            schema = {"x-guidance": _JSON_LAYOUT, **prepare_schema(parse_schema(source.text))}
+            schema = prepare_schema(parse_schema(source.text))
+            layout = _JSON_LAYOUT | (_FEW_ESCAPES if has_open_names(schema) else {})
+            schema = {"x-guidance": layout, **schema}
             return str(LLMatcher.grammar_from_lark(f"{_ALL_SPELLINGS}{start}root: %json {json.dumps(schema)}\n"))
         raise InvalidArgument(f"grammar kind {source.kind!r}, expected 'gbnf' or 'json_schema'")
 
@@ -264,7 +306,11 @@ def _schema_fault(source: GrammarSource) -> str:
     from llguidance import LLMatcher
 
     schema = json.dumps(prepare_schema(parse_schema(source.text)))
-    return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema)))
+    try:
+        validate = LLMatcher.validate_grammar
+        return call_deep(lambda: str(validate(LLMatcher.grammar_from_json_schema(schema))), MAX_SECONDS)
+    except (TimeoutError, MemoryError):
+        return ""
 
 
 def _reason(matcher: Any) -> str:

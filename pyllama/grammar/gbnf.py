@@ -16,7 +16,9 @@ from pyllama.errors import InvalidArgument
 MAX_REPETITIONS = 2000
 """Counts that a repetition must reach may not pass it, nor the product of nested ones; a higher maximum is no limit."""
 MAX_DEPTH = 100
-MAX_LENGTH = 1_000_000  # characters of a grammar
+MAX_LENGTH = 50_000  # characters of a grammar
+MAX_RULES = 2000
+MAX_RECURSIVE_ALTERNATIVES = 2000  # of all rules together, in a grammar with recursion
 MAX_EXPRESSION = 100_000  # characters of a grammar written as one regular expression
 
 _SIMPLE_ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]", "-": "-"}
@@ -49,12 +51,20 @@ def to_llguidance(text: str, token_of: Callable[[str], int | None]) -> str:
     rules = _Parser(text, token_of).parse()
     if "root" not in rules.bodies:
         raise InvalidArgument("the grammar has no rule 'root'")
+    if len(rules.bodies) > MAX_RULES:
+        raise InvalidArgument(f"the grammar has {len(rules.bodies)} rules, more than {MAX_RULES}")
     for name, place in rules.used.items():
         if name not in rules.bodies:
             raise InvalidArgument(f"line {place.line}, column {place.column}: there is no rule '{name}'")
     expression = _as_expression(rules.bodies)
     if expression is not None:
         return f"start: /{expression}/\n"
+    n_alternatives = sum(body.count("|") + 1 for body in rules.bodies.values())
+    if n_alternatives > MAX_RECURSIVE_ALTERNATIVES:
+        raise InvalidArgument(
+            f"the grammar has {n_alternatives} alternatives, more than {MAX_RECURSIVE_ALTERNATIVES}, and recursion or "
+            "more text than is followed as one expression"
+        )
     # The names of the grammar may hold what the other notation does not allow: numbers stand for them.
     numbers = {name: f"rule_{index}" for index, name in enumerate(rules.bodies)}
     lines = [f"start: {numbers['root']}"]

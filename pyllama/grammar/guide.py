@@ -62,6 +62,7 @@ class GuideSource:
 
     thinking: the grammar waits for the end of this block. Without it a budget counts beside the grammar, which then may
     forbid what the budget would force. is_forgiving: a text that a lazy grammar cannot go on from stays free.
+    given: what the prompt holds of the answer already; a grammar that can go on from it does.
     """
 
     grammar: GrammarSource | None = None
@@ -69,6 +70,7 @@ class GuideSource:
     thinking: ThinkingRules | None = None
     budget: BudgetRules | None = None
     is_forgiving: bool = False
+    given: str = ""
 
     @property
     def acts(self) -> bool:
@@ -126,10 +128,13 @@ class Handover:
         self._word = word
         wrong: dict[int, set[int]] = {}
         verdicts: dict[bytes, bool] = {}
+        beginning = constraint.copy()
+        if reads_word and not beginning.try_spell(word):  # a client's grammar: it fails where it begins
+            self._allowed: dict[int, NDArray[np.uint32]] = {}
+            return
         for n_before, token, tail in compiler.tokens_past(word):
             if tail not in verdicts:
-                trial = constraint.copy()
-                verdicts[tail] = trial.try_spell(word + tail if reads_word else tail)
+                verdicts[tail] = beginning.can_spell(tail)
             if not verdicts[tail]:
                 wrong.setdefault(n_before, set()).add(token)
         self._allowed = {n_before: compiler.mask_without(tokens) for n_before, tokens in wrong.items()}
@@ -195,6 +200,13 @@ class Guide:
             return False
         self._must_end_block = True
         return True
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether a grammar makes the next mask, so that another thread should: then a word to end the thinking block
+        that comes after `mask` was called counts from the token after. Without one `mask` is quick.
+        """
+        return (self._active and self._constraint is not None) or self._opening is not None
 
     def mask(self) -> NDArray[np.uint32] | None:
         """Tokens that may come next: bit t % 32 of word t // 32; None: all. Raises `ConstraintFailed`."""
@@ -291,6 +303,11 @@ class Guide:
             self._constraint, self._active = self._early, True
         self._opening = self._early = None
 
+    def look(self, text: bytes) -> None:
+        """Read free text that comes before the first token."""
+        if self._watch is not None and text:
+            self._look(self._watch, text, text)
+
     def _look(self, watch: TriggerWatch, token: int | bytes, piece: bytes) -> None:
         replay = watch.push(token, piece)
         if replay is not None:
@@ -331,17 +348,20 @@ def compile_guide(
     if grammar is not None and source.triggers:
         constraint, watch = compiler.compile(grammar), TriggerWatch(source.triggers)
         gate = None if thinking is None else ThinkingGate(thinking)
-        handovers = [Handover(word, constraint, compiler, reads_word=True) for word in watch.words]
+        handovers = [_handover(grammar, word, constraint, compiler, reads_word=True) for word in watch.words]
     elif grammar is not None and thinking is not None and (thinking.is_open or thinking.may_open):
         # Models write line breaks between their thoughts and the answer.
         constraint, gate = compiler.compile(replace(grammar, may_lead=True)), ThinkingGate(thinking)
-        handovers = [Handover(thinking.end.encode(), constraint, compiler, reads_word=False)]
+        handovers = [_handover(grammar, thinking.end.encode(), constraint, compiler, reads_word=False)]
         if not thinking.is_open:
             opening = compiler.compile(GrammarSource("lark", f"root: {compiler.marker(thinking.start)} /(?s:.*)/\n"))
             early = compiler.compile(grammar)
     elif grammar is not None:
         constraint = compiler.compile(grammar)
-    return Guide(
+        continued = constraint.copy()
+        if source.given and continued.try_spell(source.given.encode("utf-8", "replace")):
+            constraint = continued
+    guide = Guide(
         compiler,
         pieces,
         (),
@@ -355,6 +375,19 @@ def compile_guide(
         budget_beside=thinking is None,
         is_forgiving=source.is_forgiving,
     )
+    if watch is not None and source.given and thinking is None:
+        guide.look(source.given.encode("utf-8", "replace"))
+    return guide
+
+
+def _handover(
+    grammar: GrammarSource, word: bytes, constraint: Constraint, compiler: GrammarCompiler, *, reads_word: bool
+) -> Handover:
+    """Clients send the same tools again and again, and a vocabulary takes a tenth of a second to look through."""
+    made: Handover = compiler.kept(
+        (grammar, word, reads_word), lambda: Handover(word, constraint, compiler, reads_word=reads_word)
+    )
+    return made
 
 
 def _budget(source: GuideSource, pieces: Pieces, encode: Callable[[str], list[int]]) -> ReasoningBudget | None:

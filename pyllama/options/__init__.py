@@ -4,6 +4,8 @@
 (`--ctx-size` is `options.ctx_size`), with these exceptions:
 
 - `--sampler-seq` sets `samplers`, `--rope-scale N` sets `rope_freq_scale` to 1/N, `-v` sets `verbosity`;
+- `--lora` and `--lora-scaled` add (path, scale) pairs to `adapters`, `--control-vector` and `--control-vector-scaled`
+  to `control_vectors`;
 - `--typical` is `typical_p`, `--temp` is `temperature`, `--predict` is `n_predict`, `--gpu-layers` is `n_gpu_layers`;
 - options that read a file keep the path under their own name and put the contents where the contents belong:
   `--file` in `prompt`, `--system-prompt-file` in `system_prompt`, `--chat-template-file` in `chat_template`,
@@ -16,6 +18,7 @@ Values: flags are bool, `on|off|auto` options are those words, lists are tuples 
 `options.source(dest)` from where. Defaults exist once, in the table.
 """
 
+from .adapters import adapter_arguments
 from .errors import OptionError
 from .grammar import grammar_from_options
 from .parser import Options, Source, parse, parse_options
@@ -29,6 +32,7 @@ __all__ = [
     "OptionError",
     "Options",
     "Source",
+    "adapter_arguments",
     "gone_options",
     "grammar_from_options",
     "options_of",

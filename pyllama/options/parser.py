@@ -13,7 +13,6 @@ from typing import Any
 
 from . import help as help_pages
 from .errors import Information, OptionError
-from .sampling import NOT_BUILT
 from .sources import Assignment, Source, default_config_files, from_config_file, from_environment
 from .table import TOOLS, Option, gone_options, options_of
 from .values import FILE_READERS, TRUE_WORDS, parse_bool, parse_value, process_escapes, unknown_samplers
@@ -217,8 +216,6 @@ class _State:
 
     def _check_support(self, assignment: Assignment, value: Any) -> None:
         option, spelling = assignment.option, assignment.spelling
-        if option.dest == "samplers" and (missing := [name for name in value if name in NOT_BUILT]):
-            raise OptionError(f"error: not supported yet: {spelling} (sampler {missing[0]} is not built yet)")
         if option.supported:
             for item in value if isinstance(value, tuple) else (value,):
                 if item not in option.supported:

@@ -1,4 +1,4 @@
-"""Sampler names: the spellings users write, their letters, and which the engine lacks."""
+"""Sampler names: the spellings users write, and their letters."""
 
 LETTERS = {
     "d": "dry",
@@ -25,9 +25,6 @@ ALIASES = {
     "temp": "temperature",
     "adaptivep": "adaptive_p",
 }
-
-NOT_BUILT = ("infill",)
-"""Samplers the engine lacks."""
 
 
 def canonical_name(name: str) -> str | None:

@@ -253,6 +253,21 @@ def _pair(option: Option, text: str) -> tuple[int, int]:
     return _int32(first), _int32(last)
 
 
+def _files(option: Option, text: str) -> tuple[tuple[str, float], ...]:
+    return tuple((path, 1.0) for path in _list(option, text))
+
+
+def _scaled_files(option: Option, text: str) -> tuple[tuple[str, float], ...]:
+    """Comma list of `FNAME:SCALE`."""
+    files = []
+    for item in split_csv(text):
+        path, colon, scale = item.rpartition(":")
+        if not (path and colon):
+            raise ValueError(f"expected FNAME:SCALE, found '{item}'")
+        files.append((path, _float(option, scale)))
+    return tuple(files)
+
+
 def _int_list(option: Option, text: str) -> tuple[int, ...]:
     return tuple(_int32(item) for item in split_csv(text))
 
@@ -351,6 +366,8 @@ _PARSERS: dict[str, Callable[[Option, str], Any]] = {
     "text": _text,
     "json_object": _json_object,
     "pair": _pair,
+    "files": _files,
+    "scaled_files": _scaled_files,
     "samplers": _samplers,
     "sampler_letters": _sampler_letters,
     "logit_bias": _logit_bias,

@@ -32,6 +32,7 @@ class Answer:
     text: str
     interrupted: bool
     speed: Speed
+    thoughts: str = ""
 
 
 def stream_answer(
@@ -39,8 +40,11 @@ def stream_answer(
     start: Callable[[], Iterable[Mapping[str, Any]]],
     write: Callable[[str], None],
     interrupter: Interrupter,
+    write_thoughts: Callable[[str], None] | None = None,
 ) -> Answer:
     """Show the chunks of `start()` (chat or plain completion dictionaries). The library's errors pass through.
+
+    write_thoughts: shows thoughts that are told apart from the answer; it gets an empty text when they end.
 
     llama: read for the lengths of its sequence (`n_tokens`, `input_ids`) before, at the first text and after, and for
     what context shifts dropped of it (`n_discarded`).
@@ -48,6 +52,8 @@ def stream_answer(
     before = llama.input_ids
     n_discarded = llama.n_discarded
     pieces: list[str] = []
+    thoughts: list[str] = []
+    is_thinking = False
     n_first = None
     started = first = time.perf_counter()
     interrupter.requested = interrupter.answering = False
@@ -56,11 +62,18 @@ def stream_answer(
         stream = start()
         try:
             for chunk in stream:
-                text = _text(chunk)
+                thought, text = _texts(chunk)
+                if (thought or text) and n_first is None:
+                    first, n_first = time.perf_counter(), llama.n_tokens
+                    interrupter.answering = True
+                if thought and write_thoughts is not None:
+                    is_thinking = True
+                    thoughts.append(thought)
+                    write_thoughts(thought)
                 if text:
-                    if n_first is None:
-                        first, n_first = time.perf_counter(), llama.n_tokens
-                        interrupter.answering = True
+                    if is_thinking and write_thoughts is not None:
+                        is_thinking = False
+                        write_thoughts("")
                     pieces.append(text)
                     write(text)
                 if interrupter.requested:
@@ -72,6 +85,8 @@ def stream_answer(
             close = getattr(stream, "close", None)
             if close is not None:
                 close()
+    if is_thinking and write_thoughts is not None:
+        write_thoughts("")
     ended = time.perf_counter()
     after = llama.input_ids
     n_after = len(after) + llama.n_discarded - n_discarded
@@ -79,11 +94,12 @@ def stream_answer(
         first, n_first = ended, n_after
     reused = next((i for i, (old, new) in enumerate(zip(before, after)) if old != new), min(len(before), len(after)))  # noqa: B905
     speed = Speed(n_first - min(reused, n_first), first - started, n_after - n_first, ended - first)
-    return Answer("".join(pieces), interrupted, speed)
+    return Answer("".join(pieces), interrupted, speed, "".join(thoughts))
 
 
-def _text(chunk: Mapping[str, Any]) -> str:
+def _texts(chunk: Mapping[str, Any]) -> tuple[str, str]:
+    """Thoughts and answer in a chunk."""
     choice = chunk["choices"][0]
-    if "delta" in choice:
-        return choice["delta"].get("content") or ""
-    return str(choice["text"])
+    if "delta" not in choice:
+        return "", str(choice["text"])
+    return choice["delta"].get("reasoning_content") or "", choice["delta"].get("content") or ""

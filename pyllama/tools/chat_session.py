@@ -90,7 +90,9 @@ class ChatSession:
             return self._llama.create_chat_completion(self.messages, stream=True, **self._arguments)
 
         try:
-            answer = stream_answer(self._llama, start, self._console.write, self._interrupter)
+            answer = stream_answer(
+                self._llama, start, self._console.write, self._interrupter, self._console.write_thoughts
+            )
         except PyllamaError as error:
             hint = " (/clear starts anew)" if self._console.interactive and isinstance(error, InvalidArgument) else ""
             self._fail(f"{error}{hint}")
@@ -98,7 +100,10 @@ class ChatSession:
         self._console.write("\n")
         if answer.interrupted and not answer.text:
             return None
-        self.messages.append({"role": "assistant", "content": answer.text})
+        message = {"role": "assistant", "content": answer.text}
+        if answer.thoughts:
+            message["reasoning_content"] = answer.thoughts
+        self.messages.append(message)
         if self._show_timings:
             self._console.note(f"{answer.speed}\n")
         return answer

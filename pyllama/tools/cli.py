@@ -11,7 +11,7 @@ from pyllama.options import Options, parse_options
 from .answer import stream_answer
 from .chat_session import ChatSession
 from .console import Console, Interrupter
-from .loading import load_llama, sampling_arguments
+from .loading import chat_arguments, load_llama, sampling_arguments
 
 INTERRUPTED = 130
 
@@ -58,7 +58,7 @@ def chat(llama: Any, console: Console, options: Options) -> int:
     session = ChatSession(
         llama,
         console,
-        arguments=sampling_arguments(options, llama),
+        arguments=sampling_arguments(options, llama) | chat_arguments(options),
         system_prompt=options.system_prompt,
         show_timings=options.show_timings,
     )

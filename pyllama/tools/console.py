@@ -32,6 +32,7 @@ class Console:
     ) -> None:
         self.interactive = sys.stdin.isatty()
         self._multiline = multiline
+        self._is_thinking = False
         environ = os.environ if environ is None else environ
         wanted = color == "on" or (color == "auto" and sys.stdout.isatty() and not environ.get("NO_COLOR"))
         self._colored = wanted and not simple
@@ -77,6 +78,13 @@ class Console:
         """Part of an answer, shown at once."""
         sys.stdout.write(text)
         sys.stdout.flush()
+
+    def write_thoughts(self, text: str) -> None:
+        """Part of the thoughts before an answer, between two lines that say so; an empty text ends them."""
+        if text and not self._is_thinking:
+            self._write(sys.stdout, "[Start thinking]\n", DIM)
+        self._is_thinking = bool(text)
+        self._write(sys.stdout, text or "\n[End thinking]\n\n", DIM)
 
     def note(self, text: str) -> None:
         """A line beside the conversation, on stderr so that a pipe carries answers only."""

@@ -1,12 +1,13 @@
 """From options to a loaded `Llama` and to the keyword arguments of its completions."""
 
+import json
 import math
 import os
 from typing import Any
 
 from pyllama.download.model_options import choose_model
-from pyllama.options import Options, grammar_from_options, placement_arguments, rope_arguments
-from pyllama.options.sampling import NOT_BUILT, canonical_name
+from pyllama.options import Options, adapter_arguments, grammar_from_options, placement_arguments, rope_arguments
+from pyllama.options.sampling import canonical_name
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -39,6 +40,7 @@ def load_llama(options: Options) -> Any:
         verbose=False,
         **placement_arguments(options),
         **rope_arguments(options),
+        **adapter_arguments(options),
         **engine_thread_options(options),
     )
 
@@ -95,7 +97,7 @@ def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:
     sequence = llama.metadata.get("general.sampling.sequence")
     if isinstance(sequence, str) and not options.given("samplers"):
         names = map(canonical_name, sequence.split(";"))
-        arguments["samplers"] = tuple(name for name in names if name is not None and name not in NOT_BUILT)
+        arguments["samplers"] = tuple(name for name in names if name is not None)
     bias: dict[int, float] = {}
     for token, value in options.logit_bias:
         bias[token] = bias.get(token, 0.0) + value
@@ -108,6 +110,23 @@ def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:
 
         arguments["grammar"] = LlamaGrammar(source)
     return arguments
+
+
+def chat_arguments(options: Options) -> dict[str, Any]:
+    """Keyword arguments of `create_chat_completion` about thoughts and the template."""
+    variables: dict[str, Any] = {
+        "enable_thinking": options.reasoning != "off" and options.reasoning_effort != "none",
+        "preserve_reasoning": options.reasoning_preserve,
+    }
+    if options.reasoning_effort not in ("default", "none"):
+        variables["reasoning_effort"] = options.reasoning_effort
+    variables |= json.loads(options.chat_template_kwargs or "{}")
+    return {
+        "reasoning_format": "none" if options.skip_chat_parsing else options.reasoning_format,
+        "reasoning_budget": options.reasoning_budget,
+        "reasoning_budget_message": options.reasoning_budget_message,
+        "chat_template_kwargs": variables,
+    }
 
 
 def _threads(count: int | None) -> int | None:

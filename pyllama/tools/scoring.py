@@ -24,6 +24,7 @@ class ScoredModel:
 
     def __init__(self, options: Options, *, n_ctx: int, collect_importance: bool = False) -> None:
         from pyllama import _engine
+        from pyllama.adapters import load_adapters, load_control_vector
         from pyllama.gguf.split_set import check_parts
 
         path = choose_model(options, os.environ).fetch()
@@ -54,7 +55,10 @@ class ScoredModel:
             type_v=options.cache_type_v,
             **rope_arguments(options),
             collect_importance=collect_importance,
+            adapters=load_adapters(self._model, options.adapters),
+            control=load_control_vector(self._model, options.control_vectors, options.control_vector_layer_range),
         )
+        self.engine.set_adapters(0, [scale for _, scale in options.adapters])
 
     def encode(self, text: str, *, parse_special: bool) -> NDArray[np.int32]:
         return np.asarray(self.tokenizer.encode(text, add_special=True, parse_special=parse_special), np.int32)

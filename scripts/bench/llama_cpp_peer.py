@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +36,7 @@ class LlamaCppPeer:
     """A running llama.cpp server with an F16 KV cache, one slot unless asked for more. Use as a context manager.
 
     pooling: serve embeddings, pooled so (none, mean, cls, last, rank; "model": as the file says).
+    adapters: LoRA files, loaded with scale 1.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class LlamaCppPeer:
         n_parallel: int = 1,
         pooling: str | None = None,
         context_shift: bool = False,
+        adapters: Sequence[Path | str] = (),
         start_timeout_s: float = 120.0,
     ) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--model", str(model), "--ctx-size", str(n_ctx)]
         command += ["--threads", str(n_threads), "--parallel", str(n_parallel)]
         command += ["--pooling", pooling] if pooling is not None else []
         command += ["--context-shift"] if context_shift else []
+        command += [argument for path in adapters for argument in ("--lora", str(path))]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -159,6 +163,7 @@ def serve() -> None:
     parser.add_argument("--parallel", type=int, required=True)
     parser.add_argument("--pooling")
     parser.add_argument("--context-shift", action="store_true")
+    parser.add_argument("--lora", action="append", default=[])
     arguments = parser.parse_args()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the native code logs to standard output
@@ -176,6 +181,11 @@ def serve() -> None:
         params.embedding = True
         if arguments.pooling != "model":
             params.pooling_type = POOLING_TYPES[arguments.pooling]
+    adapters = []
+    for path in arguments.lora:
+        adapter = xllamacpp.CommonAdapterLoraInfo(path, 1.0)
+        adapters.append(adapter)
+    params.lora_adapters = adapters
     params.fit_params = False
     params.verbosity = 1
     server = xllamacpp.Server(params)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyllama.chat.answer import AnswerParser, AnswerShape, Delta, whole_answer
+from pyllama.chat.tool_grammar import tool_triggers
 from pyllama.server.answer_format import answer_schema
 from pyllama.server.api.completions import completion_id
 from pyllama.server.api.generate import in_thread_if_long, request_params, respond
@@ -203,7 +205,10 @@ class ChatTask:
 async def read_prompt_tokens(http: Request, body: dict[str, Any]) -> tuple[ChatPrompt, list[int]]:
     """The prompt of a chat request, as text and tokens. Raises what `chat_prompt` raises."""
     state = server_state(http)
-    prompt = await in_thread_if_long(len(await http.body()), chat_prompt, body, state)
+    # Only those who want the native result see the generation prompt.
+    is_verbose = body.get("verbose") is True or state.loaded.defaults.verbose
+    render = partial(chat_prompt, tells_generation_prompt=is_verbose)
+    prompt = await in_thread_if_long(len(await http.body()), render, body, state)
     tokens = await in_thread_if_long(len(prompt.text), _encode, state.loaded.tokenizer, prompt.text)
     return prompt, tokens
 
@@ -213,11 +218,13 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
     loaded = server_state(http).loaded
     prompt, tokens = await read_prompt_tokens(http, body)
     fields, n_top = sampling_body(body)
-    params = request_params(fields, loaded)
+    params = await in_thread_if_long(len(await http.body()), request_params, fields, loaded)
     thinking, budget = prompt.thinking, params.budget
     if thinking is not None:
         opened = f"{thinking.start}{thinking.so_far}" if thinking.is_open else ""
         budget = params.budget_rules(thinking.start, (thinking.end,), prompt=opened)
+    if prompt.tools is not None and not prompt.tools.is_required:
+        params = replace(params, grammar_lazy=True, grammar_triggers=tool_triggers(prompt.tools))
     waits = prompt.tools is not None or "json_schema" in fields or params.grammar_lazy
     params = replace(
         params,
@@ -225,8 +232,10 @@ async def read_chat(http: Request, body: dict[str, Any]) -> ChatTask:
         preserved_tokens=params.preserved_tokens | loaded.vocabulary.hidden_markers(prompt.markers),
         tools=prompt.tools,
         thinking=thinking if waits else None,
+        given=prompt.given if waits else "",
         budget=budget,
         generation_prompt=params.generation_prompt or prompt.generation_prompt,
+        chat_format="peg-native" if server_state(http).settings.parses_chat else "Content-only",
     )
     return ChatTask(tokens, params, prompt.shape, n_top)
 

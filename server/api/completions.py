@@ -67,6 +67,18 @@ class NativeFormat:
         return results[0] if len(results) == 1 else results
 
 
+def _shows_prompt_only(generation: Generation) -> bool:
+    """A prompt that is echoed with a budget of 0 is scored and not continued, as OpenAI does it."""
+    return generation.params.echo and generation.params.n_predict == 0
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    counts = usage(generation)
+    if _shows_prompt_only(generation):
+        counts.update(completion_tokens=0, total_tokens=counts["prompt_tokens"])
+    return counts
+
+
 class OpenAICompletionFormat:
     """`/v1/completions`. `logprobs` holds the records in `content` and, beside them, OpenAI's four arrays."""
 
@@ -100,6 +112,8 @@ class OpenAICompletionFormat:
             chunk["id"] = self._id
             yield chunk
         if isinstance(event, TokenText):
+            if _shows_prompt_only(generation):
+                return
             if event.record is not None:
                 self._pending.setdefault(generation.index, []).append(event.record)
             if event.shows:
@@ -123,7 +137,7 @@ class OpenAICompletionFormat:
             yield chunk
         elif isinstance(event, Finished):
             chunk = self._result([self._choice(generation, "", finish_reason(generation), [])])
-            chunk["usage"] = usage(generation)
+            chunk["usage"] = _usage(generation)
             chunk["id"] = self._id
             self._add_verbose(chunk, generation, in_stream=True)
             chunk["timings"] = generation.timings()
@@ -179,18 +193,19 @@ class OpenAICompletionFormat:
 
     def _whole_choice(self, generation: Generation) -> dict[str, Any]:
         params = generation.params
-        text = self._prompt_text(generation) + generation.content if params.echo else generation.content
-        records = list(kept_records(generation, self._vocabulary)) if params.n_probs > 0 else []
+        shows_answer = not _shows_prompt_only(generation)
+        text = (self._prompt_text(generation) if params.echo else "") + (generation.content if shows_answer else "")
+        records = kept_records(generation, self._vocabulary) if params.n_probs > 0 and shows_answer else []
         choice = self._choice(generation, text, finish_reason(generation), [])
         echoes = params.scores_prompt and generation.n_prompt > 0
         if records or echoes:
-            choice["logprobs"] = self._logprobs(generation, records, echoes=echoes)
+            choice["logprobs"] = self._logprobs(generation, list(records), echoes=echoes)
         return choice
 
     def whole(self, generations: list[Generation]) -> Any:
         result = self._result([self._whole_choice(generation) for generation in generations])
         first = generations[0]
-        result["usage"] = usage(first)
+        result["usage"] = _usage(first)
         result["id"] = self._id
         self._add_verbose(result, first, in_stream=False)
         result["timings"] = first.timings()
@@ -215,10 +230,10 @@ async def _complete(
     loaded = server_state(http).loaded
     if body.get("prompt") is None:
         raise InvalidRequest("key 'prompt' not found")
-    params = request_params(body, loaded)
+    n_bytes = len(await http.body())
+    params = await in_thread_if_long(n_bytes, request_params, body, loaded)
     if echo:
         params = replace(params, echo=True, scores_prompt=params.n_probs > 0 and not params.post_sampling_probs)
-    n_bytes = len(await http.body())
     prompts = await in_thread_if_long(
         n_bytes, read_prompts, body["prompt"], loaded.tokenizer, loaded.vocabulary.n_vocab
     )

@@ -40,7 +40,7 @@ async def run_embeddings(http: Request, texts: list[list[int]]) -> list[Embeddin
             raise InvalidRequest("Input content cannot be empty")
         if len(tokens) > loaded.n_ctx_slot:
             raise InputTooLarge(len(tokens), loaded.n_ctx_slot)
-    request = EmbeddingRequest(texts)
+    request = EmbeddingRequest(texts, loaded.adapters.scales_of(None))
     loaded.engine_loop.submit(request)
     watcher = asyncio.create_task(close_on_disconnect(http, request))
     n_left = len(request.tasks)

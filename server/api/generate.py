@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyllama.chat.tool_grammar import check_tools, tool_grammar, tool_triggers
+from pyllama.chat.tool_grammar import check_tools, tool_grammar
 from pyllama.errors import InvalidArgument
 from pyllama.grammar import GrammarError
 from pyllama.grammar.guide import Guide, GuideSource, compile_guide
@@ -23,13 +24,16 @@ from pyllama.server.logit_bias import read_logit_bias
 from pyllama.server.request_fields import read_params
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.responses import json_response
-from pyllama.server.sampling_params import banned_tokens, make_sampler
+from pyllama.server.sampling_params import SamplerParts, banned_tokens, make_sampler, uses_dry, uses_infill
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
-from pyllama.server.stream_replay import CONVERSATION_HEADER
+from pyllama.server.stream_replay import conversation_id
 
 # Texts longer than this are tokenised on another thread, so that other clients' streams do not wait.
 LONG_TEXT = 20_000
+
+# As many as may wait in the queue at all; each costs memory and time before anything is computed.
+MAX_PROMPTS = 1024
 
 
 class ResultFormat(Protocol):
@@ -59,19 +63,27 @@ def request_params(body: dict[str, Any], loaded: LoadedModel) -> GenerationParam
         logit_bias=lambda value: read_logit_bias(value, loaded.tokenizer, loaded.vocabulary.n_vocab),
         ban_end_tokens=loaded.ban_end_tokens,
     )
-    return with_guide_fields(params, body, loaded.vocabulary)
+    if params.n_cache_reuse > 0 and not loaded.can_shift:
+        raise InvalidRequest("Field 'n_cache_reuse': the tokens of this model cannot be moved to other positions")
+    params = with_guide_fields(params, body, loaded.vocabulary)
+    return replace(params, adapter_scales=loaded.adapters.scales_of(body.get("lora")))
 
 
 def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide:
     """What steers the answers, at their beginning. Raises `InvalidRequest` for what cannot be honoured."""
     vocabulary = loaded.vocabulary
     grammars, grammar, tools = vocabulary.grammars, params.grammar_source, params.tools
-    triggers = params.grammar_triggers
     try:
         if tools is not None:
             grammar = tool_grammar(tools, grammars.marker)
-            triggers = () if tools.is_required else tool_triggers(tools)
-        source = GuideSource(grammar, triggers, params.thinking, params.budget, is_forgiving=tools is not None)
+        source = GuideSource(
+            grammar,
+            params.grammar_triggers,
+            params.thinking,
+            params.budget,
+            is_forgiving=tools is not None,
+            given=params.given,
+        )
         tags = [tag for rules in (params.thinking,) if rules is not None for tag in (rules.start, rules.end)]
         tags += [tag for rules in (params.budget,) if rules is not None for tag in (rules.start, *rules.ends)]
         shown = params.preserved_tokens | vocabulary.hidden_markers(tags)
@@ -98,14 +110,30 @@ def compile_answer_guide(params: GenerationParams, loaded: LoadedModel) -> Guide
         raise InvalidRequest(str(error)) from error
 
 
+async def prepare(params: GenerationParams, loaded: LoadedModel) -> tuple[Guide | None, SamplerParts]:
+    """What is made of the vocabulary for a request, on another thread where it may take its time.
+
+    Raises `InvalidRequest`.
+    """
+    guide = None
+    if params.steers:
+        guide = await asyncio.to_thread(compile_answer_guide, params, loaded)
+    if uses_dry(params.sampling) or uses_infill(params.sampling):
+        return guide, await asyncio.to_thread(loaded.sampler_parts, params.sampling)
+    return guide, SamplerParts()
+
+
 def build_request(
     prompts: list[list[int]],
     params: GenerationParams,
     loaded: LoadedModel,
     n_predict_limit: int,
-    guide: Guide | None = None,
+    guide: Guide | None,
+    parts: SamplerParts,
 ) -> ActiveRequest:
     """Generations prompt by prompt, choice by choice. Raises `ExceedsContext`, `InvalidRequest`."""
+    if len(prompts) > MAX_PROMPTS:
+        raise InvalidRequest(f'"prompt": a request has at most {MAX_PROMPTS} prompts, but found {len(prompts)}')
     for prompt in prompts:
         if len(prompt) >= loaded.n_ctx_slot:
             raise ExceedsContext(len(prompt), loaded.n_ctx_slot)
@@ -120,9 +148,7 @@ def build_request(
                 index,
                 prompt=prompt,
                 params=params,
-                sampler=make_sampler(
-                    sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory, loaded.dry_breakers.prepare
-                ),
+                sampler=make_sampler(sampling, loaded.vocabulary.n_vocab, loaded.sampler_factory, parts),
                 vocabulary=loaded.vocabulary,
                 n_ctx=loaded.n_ctx_slot,
                 n_predict_limit=n_predict_limit,
@@ -152,13 +178,11 @@ async def respond(
     """
     state = server_state(http)
     loaded = state.loaded
-    guide = None
-    if params.steers:  # on another thread: a large grammar takes its time
-        guide = await asyncio.to_thread(compile_answer_guide, params, loaded)
-    request = build_request(prompts, params, loaded, state.settings.n_predict, guide)
+    guide, parts = await prepare(params, loaded)
+    request = build_request(prompts, params, loaded, state.settings.n_predict, guide, parts)
     engine_loop = loaded.engine_loop
     mailbox = request.mailbox
-    conversation = http.headers.get(CONVERSATION_HEADER) if params.stream else None
+    conversation = conversation_id(http.headers) if params.stream else None
     # A stream with a conversation goes on when its client leaves; only its own end or a word to stop it ends it.
     kept = state.streams.open(conversation, mailbox.close) if conversation else None
     watcher = None if kept is not None else asyncio.create_task(close_on_disconnect(http, request))

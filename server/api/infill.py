@@ -18,7 +18,7 @@ async def infill(http: Request) -> Response:
     check_infill_tokens(loaded.tokenizer)
     body = await read_object(http)
     text = read_infill(body)
-    params = request_params(body, loaded)
+    params = await in_thread_if_long(len(await http.body()), request_params, body, loaded)
 
     def tokens() -> list[int]:
         return infill_prompt(

@@ -48,6 +48,8 @@ def props_json(state: ServerState) -> dict[str, Any]:
         "is_sleeping": loaded.engine_loop.is_sleeping,
         "cors_proxy_enabled": settings.has_cors_proxy,
     }
+    if template is not None and template.tool_use is not None:
+        result["chat_template_tool_use"] = template.tool_use.source
     return result
 
 

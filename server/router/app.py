@@ -32,7 +32,7 @@ from pyllama.server.router.pool import Entry, MakeInstance, Pool
 from pyllama.server.router.presets import CatalogError
 from pyllama.server.settings import ServerSettings
 from pyllama.server.sse import STREAM_HEADERS, sse_event
-from pyllama.server.static_pages import PagesFirst, StaticPages
+from pyllama.server.static_pages import PagesFirst, StaticPages, service_worker
 from pyllama.server.vertex import vertex_routes
 
 log = logging.getLogger("pyllama.server.srv")
@@ -262,6 +262,7 @@ OWN_ROUTES = (
     ("GET", "/v1/stream", streams.read_stream),
     ("DELETE", "/v1/stream", streams.stop_stream),
     ("POST", "/v1/streams/lookup", streams.lookup_streams),
+    ("GET", "/sw.js", service_worker),
     ("GET", "/cors-proxy", cors_proxy.cors_proxy),
     ("POST", "/cors-proxy", cors_proxy.cors_proxy),
 )

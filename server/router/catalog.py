@@ -45,12 +45,13 @@ class Sources:
     models_dir: str = ""
     models_preset: str = ""
     command_line: tuple[Assignment, ...] = ()
+    preset_from_hub: bool = False
 
     def read(self) -> dict[str, CatalogModel]:
         """The models by name. Raises `CatalogError`."""
         every, presets = Preset(), dict[str, Preset]()
         if self.models_preset:
-            every, presets = read_presets(Path(self.models_preset))
+            every, presets = read_presets(Path(self.models_preset), from_hub=self.preset_from_hub)
         cached = model_cache(self.environ).models()
         found: dict[str, CatalogModel] = {}
         for source, files in (("cache", cached), ("models_dir", self._folder_models())):

@@ -59,6 +59,7 @@ class Downloads:
         if error is not None:
             self._publish(name, "download_failed", {"error": str(error)})
             return
+        self._publish(name, "status_change", {"status": "downloaded"})
         try:
             self._on_change()
         except ServerFault as fault:

@@ -24,7 +24,7 @@ from pyllama.server.router.instance import Instance
 from pyllama.server.router.pool import Pool
 from pyllama.server.router.streams import StreamOwner, StreamOwners, cancelled_while_waiting
 from pyllama.server.sse import sse_event
-from pyllama.server.stream_replay import CONVERSATION_HEADER
+from pyllama.server.stream_replay import conversation_id
 
 log = logging.getLogger("pyllama.server.srv")
 
@@ -37,6 +37,7 @@ RESPONSE_HEADERS_KEPT_BACK = frozenset({
     *(b"server", b"date", b"connection", b"keep-alive", b"transfer-encoding", b"content-length"),
 })  # fmt: skip
 CORS = b"access-control-"
+ASK_SECONDS = 10.0  # for a child to answer a question that costs it nothing
 
 
 class Forwarder:
@@ -71,7 +72,7 @@ class Forwarder:
         target = await in_thread_if_long(len(body), read_target, request.method, request.query_params, body)
         autoload = request.query_params.get("autoload")
         loads = self._autoload if autoload is None else autoload in ("1", "true")
-        conversation = request.headers.get(CONVERSATION_HEADER) if target.streams else None
+        conversation = conversation_id(request.headers) if target.streams else None
         if conversation:
             await self._pass_on_kept(request, target.model, loads, body, send, conversation)
         else:
@@ -134,14 +135,14 @@ class Forwarder:
         """A question of the router's own to a child: its JSON, or None without an answer."""
         headers = {"authorization": "Bearer " + child.api_key}
         url = f"http://127.0.0.1:{child.port}{path}"
+        request = httpx.Request(method, url, headers=headers, content=body or None)
+        request.extensions["timeout"] = httpx.Timeout(ASK_SECONDS).as_dict()
         try:
-            response = await self._transport.handle_async_request(
-                httpx.Request(method, url, headers=headers, content=body or None)
-            )
+            response = await self._transport.handle_async_request(request)
             content = await response.aread()
             await response.aclose()
         except httpx.TransportError as error:
-            log.warning("%s %s: no answer of the child: %s", method, path, error)
+            log.warning("%s %s: no answer of the child: %s", method, path, error or type(error).__name__)
             return None
         return parse_json(content) if response.status_code == 200 else None
 

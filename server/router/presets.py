@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama.errors import PyllamaError
-from pyllama.options import OptionError, options_of
+from pyllama.options import Option, OptionError, options_of
 from pyllama.options.parser import command_line_assignments
 from pyllama.options.sources import EVERY, HEAD, Assignment, Source, config_names, read_ini
 from pyllama.options.values import parse_bool, parse_value
@@ -46,8 +46,36 @@ class Preset:
         return next((given.text for given in reversed(self.assignments) if given.option.dest == dest), "")
 
 
-def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
-    """What `[*]` says for every model, and the models that have a section. Raises `CatalogError`."""
+# What a preset that came from a hub may set: how a model is loaded, what it answers with. Nothing that names a file, an
+# address, a key or a program of this machine.
+_OF_A_HUB = frozenset({
+    *("ctx_size", "n_predict", "batch_size", "ubatch_size", "keep", "swa_full", "flash_attn", "escape", "override_kv"),
+    *("rope_scaling", "rope_freq_scale", "rope_freq_base", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor"),
+    *("yarn_beta_slow", "yarn_beta_fast", "kv_offload", "cache_type_k", "cache_type_v", "n_gpu_layers", "split_mode"),
+    *("cpu_moe", "n_cpu_moe", "fit", "hf_repo", "hf_file", "alias", "tags", "kv_unified", "kv_unified_per_slot"),
+    *("ctx_checkpoints", "checkpoint_min_step", "cache_idle_slots", "context_shift", "reverse_prompt", "special"),
+    *("warmup", "spm_infill", "pooling", "parallel", "cont_batching", "embd_normalize", "embeddings", "reranking"),
+    *("chat_template", "chat_template_kwargs", "cache_prompt", "cache_reuse", "jinja", "reasoning", "reasoning_format"),
+    *("reasoning_effort", "reasoning_budget", "reasoning_budget_message", "reasoning_preserve", "skip_chat_parsing"),
+    *("prefill_assistant", "slot_prompt_similarity", "sleep_idle_seconds", "load_on_startup", "stop_timeout"),
+    "dedup_cache_models",
+})  # fmt: skip
+_GROUPS_OF_A_HUB = frozenset({"sampling", "speculative", "multimodal"})
+_LOCAL_METAVARS = frozenset({"FNAME", "FILE", "PATH", "DIR", "URL"})
+
+
+def _may_come_from_a_hub(option: Option) -> bool:
+    if option.dest in _OF_A_HUB:
+        return True
+    names_file = option.type.endswith("_file") or option.metavar in _LOCAL_METAVARS
+    return option.group in _GROUPS_OF_A_HUB and not names_file
+
+
+def read_presets(path: Path, *, from_hub: bool = False) -> tuple[Preset, dict[str, Preset]]:
+    """What `[*]` says for every model, and the models that have a section.
+
+    from_hub: the file came from a repository, so it may not set what concerns this machine. Raises `CatalogError`.
+    """
     try:
         sections = read_ini(path, strict=True)
     except UnicodeDecodeError:
@@ -56,6 +84,11 @@ def read_presets(path: Path) -> tuple[Preset, dict[str, Preset]]:
         raise CatalogError(f"{path}: {error.strerror}") from None
     except configparser.Error as error:
         raise CatalogError(f"{path}: {' '.join(str(error).split())}") from None
+    if from_hub:
+        for keys in sections.values():
+            for given in _assignments(path, keys):
+                if not _may_come_from_a_hub(given.option):
+                    raise CatalogError(f"{given.spelling}: a preset of a hub may not set this option")
     every = {**sections.pop(HEAD), **sections.pop(EVERY, {})}
     return _preset(path, every, {}), {name: _preset(path, every, keys) for name, keys in sections.items()}
 

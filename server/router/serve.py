@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from pyllama.options import Options
 from pyllama.options.version import build_label
@@ -13,7 +14,7 @@ from pyllama.server.listeners import BindError, Listener, open_listeners
 from pyllama.server.router.app import ROUTER_PATHS, RouterState, create_router_app
 from pyllama.server.router.catalog import Sources
 from pyllama.server.router.instance import Instance
-from pyllama.server.router.presets import command_line
+from pyllama.server.router.presets import CatalogError, command_line
 from pyllama.server.settings import settings_from_options
 from pyllama.server.vertex import with_vertex
 
@@ -23,12 +24,23 @@ FAKE_TIMING = "LLAMA_SERVER_DEBUG_FAKE_TIMING"
 FAKE_SECONDS = 2.0
 
 
-def serve_router(options: Options, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Until a signal ends it. Returns the exit code; raises `SettingsError` or `CatalogError`."""
+def serve_router(
+    options: Options, argv: Sequence[str], environ: Mapping[str, str], hub_preset: Path | None = None
+) -> int:
+    """Until a signal ends it. hub_preset: the presets of the repository that `--hf-repo` names.
+
+    Returns the exit code; raises `SettingsError` or `CatalogError`.
+    """
+    if hub_preset is not None and options.models_preset:
+        raise CatalogError(f"{options.hf_repo} has presets, and --models-preset names others; use one of them")
     if options.given("alias"):
         log.warning("--alias has no effect without a model; a preset file gives aliases")
     settings = with_vertex(settings_from_options(options, "none"), environ, ROUTER_PATHS)
-    sources = Sources(environ, options.models_dir, options.models_preset, command_line(argv))
+    given = command_line(argv)
+    if hub_preset is not None:
+        given = tuple(assignment for assignment in given if assignment.option.dest != "hf_repo")
+    preset = options.models_preset if hub_preset is None else str(hub_preset)
+    sources = Sources(environ, options.models_dir, preset, given, preset_from_hub=hub_preset is not None)
     try:
         listeners = open_listeners(
             settings.hosts, settings.port, reuse_port=settings.reuse_port, scheme=settings.scheme

@@ -15,7 +15,7 @@ from pyllama.server.errors import InvalidRequest, NotFound, Unavailable
 from pyllama.server.json_codec import dump_json
 from pyllama.server.responses import json_response, read_object
 from pyllama.server.router.instance import Instance
-from pyllama.server.stream_replay import SECONDS_AFTER_END, belongs_to
+from pyllama.server.stream_replay import SECONDS_AFTER_END, conversations_of
 
 if TYPE_CHECKING:
     from pyllama.server.router.forward import Forwarder
@@ -64,10 +64,8 @@ class StreamOwners:
         return self._owners.get(conversation)
 
     def matching(self, conversations: Iterable[str]) -> list[StreamOwner]:
-        found: dict[str, StreamOwner] = {}
-        for conversation in conversations:
-            found |= {name: owner for name, owner in self._owners.items() if belongs_to(name, conversation)}
-        return list(found.values())
+        asked = set(conversations)
+        return [owner for name, owner in self._owners.items() if not asked.isdisjoint(conversations_of(name))]
 
     def forget(self, owner: StreamOwner) -> None:
         if self._owners.get(owner.conversation) is owner:

@@ -17,6 +17,8 @@ import pytest
 from pyllama._engine import Sampler
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.gguf import GgufFile
+from pyllama.infill_vocabulary import InfillTable
+from pyllama.server.logit_bias import read_logit_bias
 from pyllama.server.request_fields import read_samplers
 from pyllama.tokenizer import Tokenizer
 
@@ -48,6 +50,12 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"samplers": ["adaptive_p", "top_k"], "top_k": 12, "adaptive_target": 0.1, "adaptive_decay": 0.9},
     {"samplers": ["top_k", "adaptive_p"], "top_k": 12, "adaptive_target": 0.9, "adaptive_decay": 0.5},
     {"samplers": ["top_k", "adaptive_p"], "top_k": 12},
+    # llama.cpp compares the texts of all pairs: behind a truncation only.
+    {"samplers": ["top_k", "infill"], "top_k": 40},
+    {"samplers": ["top_k", "infill"], "top_k": 60, "logit_bias": [["the", 2.0], ["th", 2.3], ["t", 2.0]]},
+    {"samplers": ["temperature", "top_k", "infill"], "temperature": 0.2, "top_k": 500},
+    {"samplers": "ki", "top_k": 30, "logit_bias": [["<|im_end|>", 12.0]]},
+    {"samplers": "kit", "top_k": 6, "temperature": 2.0, "logit_bias": [[" a", 3.0], [" b", 4.0], [" be", 3.9]]},
     {"samplers": "kmpt", "top_k": 8, "min_p": 0.02, "top_p": 0.9, "temperature": 0.5},
     {"dry_multiplier": 0.8, "xtc_probability": 0.6, "typical_p": 0.95, "top_n_sigma": 3.0, "dynatemp_range": 0.3},
 )
@@ -112,8 +120,11 @@ def test_candidates_and_the_drawn_token_are_those_of_llama_cpp(
     options = dict(request_fields)
     if "samplers" in options:
         options["samplers"] = read_samplers(options["samplers"])
+    options["logit_bias"] = read_logit_bias(options.get("logit_bias", []), tokenizer, tokenizer.n_vocab)
+    texts = InfillTable(tokenizer, tokenizer.n_vocab).prepare() if "infill" in options.get("samplers", ()) else None
     strings = options.pop("dry_sequence_breakers", ["\n", ":", '"', "*"])
-    sampler = Sampler(tokenizer.n_vocab, seed=SEED, dry_breakers=breakers.prepare(strings), **options)
+    shared = {"dry_breakers": breakers.prepare(strings), "infill_vocabulary": texts}
+    sampler = Sampler(tokenizer.n_vocab, seed=SEED, **shared, **options)
     sampler.accept(tokenizer.encode(prompt, add_special=True, parse_special=True))
     token = sampler.sample(logits[prompt])
 

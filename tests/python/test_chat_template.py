@@ -11,6 +11,7 @@ import pytest
 
 from pyllama.chat_template import ChatTemplate, template_from_metadata, without_duplicate_special
 from pyllama.chat_template_builtins import BUILTIN_TEMPLATES
+from pyllama.chat_template_turns import TURNS
 from pyllama.errors import TemplateError
 from pyllama.tokenizer import Tokenizer
 from pyllama.tokenizer_bpe import byte_characters
@@ -282,10 +283,6 @@ def test_a_template_that_joins_arguments_wants_them_as_text() -> None:
         ),
         ("mistral-v7", "<s>[SYSTEM_PROMPT] Be brief.[/SYSTEM_PROMPT][INST] Hi[/INST] Hello</s>[INST] Bye[/INST]"),
         (
-            "zephyr",
-            "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello</s>\n<|user|>\nBye</s>\n<|assistant|>\n",
-        ),
-        (
             "phi3",
             "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello<|end|>\n<|user|>\nBye<|end|>\n"
             "<|assistant|>\n",
@@ -296,9 +293,9 @@ def test_templates_by_name(name: str, expected: str) -> None:
     assert template_from_metadata({}, tokenizer(), name).render(CONVERSATION) == expected
 
 
-def test_every_named_template_is_pinned_above() -> None:
+def test_every_named_template_is_pinned_above_or_with_the_table_of_turns() -> None:
     pinned = next(mark for mark in test_templates_by_name.pytestmark if mark.name == "parametrize").args[1]
-    assert {name for name, _ in pinned} == set(BUILTIN_TEMPLATES)
+    assert {name for name, _ in pinned} | set(TURNS) == set(BUILTIN_TEMPLATES)
 
 
 def test_the_file_s_template_is_used_unless_overridden_and_chatml_without_one() -> None:

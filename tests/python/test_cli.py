@@ -275,7 +275,9 @@ def test_sampling_options_reach_the_completion(llama, call):
         "adaptive_decay": 0.9,
         "samplers": DEFAULT_SAMPLERS,
     }
-    assert llama.arguments == samplers_at_their_defaults | {
+    about_thoughts = {"reasoning_format", "reasoning_budget", "reasoning_budget_message", "chat_template_kwargs"}
+    sampling = {name: value for name, value in llama.arguments.items() if name not in about_thoughts}
+    assert sampling == samplers_at_their_defaults | {
         "temperature": 0.5,
         "top_k": 3,
         "top_p": 0.7,
@@ -425,9 +427,9 @@ def test_no_model_is_an_error(capsys, monkeypatch):
 
 def test_planned_options_stop_before_the_model_is_loaded(llama, capsys):
     with pytest.raises(SystemExit) as caught:
-        cli.main(["-m", "x", "--samplers", "temperature;infill"])
+        cli.main(["-m", "x", "--rpc", "host:1"])
     assert caught.value.code == 1
-    assert capsys.readouterr().err.startswith("error: not supported yet: --samplers")
+    assert capsys.readouterr().err.startswith("error: not supported yet: --rpc")
 
 
 # ------------------------------------------------------------------------------------------------ speed line
@@ -453,3 +455,49 @@ def test_speed_counts_new_prompt_tokens_only(llama):
 def test_speed_line_without_tokens_shows_dashes():
     assert str(Speed(100, 0.5, 40, 2.0)) == "[ Prompt: 200.0 t/s | Generation: 20.0 t/s ]"
     assert str(Speed(0, 0.0, 0, 0.0)) == "[ Prompt: - t/s | Generation: - t/s ]"
+
+
+# ------------------------------------------------------------------------------------------------ thoughts
+
+
+def test_thoughts_are_shown_apart_and_kept_in_the_history(llama, call):
+    def chunks(prompt, answer, choice):
+        for delta in (
+            {"role": "assistant"},
+            {"reasoning_content": "hm"},
+            {"reasoning_content": " so"},
+            {"content": "ok"},
+        ):
+            llama._tokens.append(1)
+            yield {"choices": [{"delta": delta}]}
+
+    llama._chunks = chunks
+    code, out, _ = call(stdin="one\ntwo\n")
+    assert code == 0
+    assert out.startswith("[Start thinking]\nhm so\n[End thinking]\n\nok\n")
+    assert llama.conversations[1][1] == {"role": "assistant", "content": "ok", "reasoning_content": "hm so"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "changes"),
+    [
+        ([], {}),
+        (["--reasoning-budget", "5", "--reasoning-budget-message", "!"], {"reasoning_budget": 5, "message": "!"}),
+        (["-rea", "off"], {"enable_thinking": False}),
+        (["--reasoning-effort", "none"], {"enable_thinking": False}),
+        (["--reasoning-effort", "low"], {"reasoning_effort": "low"}),
+        (["--no-reasoning-preserve"], {"preserve_reasoning": False}),
+        (["--chat-template-kwargs", '{"a": [1], "enable_thinking": false}'], {"a": [1], "enable_thinking": False}),
+        (["--skip-chat-parsing"], {"reasoning_format": "none"}),
+        (["--reasoning-format", "none"], {"reasoning_format": "none"}),
+    ],
+)
+def test_options_about_thoughts_reach_the_chat(llama, call, argv, changes):
+    assert call("-st", "-p", "x", *argv)[0] == 0
+    arguments = {
+        "reasoning_format": changes.pop("reasoning_format", "deepseek"),
+        "reasoning_budget": changes.pop("reasoning_budget", -1),
+        "reasoning_budget_message": changes.pop("message", ""),
+        "chat_template_kwargs": {"enable_thinking": True, "preserve_reasoning": True, **changes},
+    }
+    assert {name: llama.arguments[name] for name in arguments} == arguments

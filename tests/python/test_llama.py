@@ -83,7 +83,7 @@ def test_arguments_reach_the_engine(path: Path) -> None:
 @pytest.mark.parametrize(
     "argument",
     [
-        {"pooling_type": 5}, {"lora_path": "x"}, {"lora_base": "x"}, {"draft_model": object()}, {"tokenizer": object()},
+        {"pooling_type": 5}, {"lora_base": "x"}, {"draft_model": object()}, {"tokenizer": object()},
         {"chat_handler": object()}, {"spm_infill": True}, {"pooling_type": "rank"}, {"n_ctx": -1}, {"n_batch": 0},
         {"n_threads": -2}, {"type_k": 4}, {"rope_scaling_type": 9}, {"last_n_tokens_size": -1},
     ],
@@ -288,7 +288,7 @@ def test_prompt_that_does_not_fit_is_refused_before_streaming(llm: Llama, length
     "option",
     [
         {"suffix": "x"}, {"typical_p": math.nan}, {"tfs_z": 0.9}, {"mirostat_mode": 3},
-        {"dynatemp_range": math.inf}, {"samplers": ["infill"]},
+        {"dynatemp_range": math.inf}, {"samplers": ["tfs_z"]},
         {"temperature": math.nan}, {"top_p": math.inf}, {"repeat_penalty": 0}, {"repeat_penalty": 5e-324},
         {"presence_penalty": math.inf},
         {"logprobs": -1}, {"logit_bias": {"x": 1}}, {"logit_bias": {1: math.nan}}, {"logit_bias": {1: "many"}},
@@ -503,11 +503,8 @@ def test_chat_logprobs(llm: Llama) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [
-        {"tools": [{"type": "function"}]}, {"functions": [{}]}, {"tool_choice": "required"},
-        {"function_call": {"name": "f"}},
-    ],
-)  # fmt: skip
+    [{"functions": [{}]}, {"function_call": {"name": "f"}}],
+)
 def test_chat_option_to_come_is_named(llm: Llama, option: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=f"{next(iter(option))}.*not supported yet"):
         llm.create_chat_completion(MESSAGES, **option)

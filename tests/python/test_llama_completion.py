@@ -149,7 +149,6 @@ def test_logit_bias_keys_and_values() -> None:
     "option",
     [
         {"tfs_z": True},
-        {"tools": ()},
         {"suffix": 0},
     ],
 )

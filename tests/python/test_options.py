@@ -159,10 +159,6 @@ def test_unknown_samplers_are_skipped_with_a_warning():
     assert any("tfs_z" in notice for notice in options.notices)
 
 
-def test_a_sampler_that_would_act_and_is_not_built_stops_the_start():
-    assert refusal("--samplers", "top_k;infill").startswith("error: not supported yet: --samplers")
-
-
 def test_dry_breakers_replace_the_defaults_and_none_leaves_none():
     assert read().dry_sequence_breaker == ("\n", ":", '"', "*")
     assert read("--dry-sequence-breaker", "a", "--dry-sequence-breaker", "b").dry_sequence_breaker == ("a", "b")
@@ -207,6 +203,7 @@ def config(tmp_path: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.mark.contract("own 10")
 def test_precedence_is_default_config_files_environment_command_line(tmp_path):
     system = config(tmp_path, "system.ini", "ctx-size = 1024\nport = 1\nbatch-size = 64\n")
     user = config(tmp_path, "user.ini", "[*]\nport = 2\nLLAMA_ARG_BATCH = 128\n[some-model]\nport = 9\n")
@@ -287,9 +284,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--lora", "x.gguf"],
-        ["--lora-scaled", "x.gguf:0.5"],
-        ["--control-vector-layer-range", "1", "2"],
         ["--ui"],
         ["-dr", "a/b"],
         ["--spec-type", "ngram-mod"],

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyllama.errors import ContextFull, InvalidArgument
-from support.fake_prefix_cache import CacheUsage, FakePrefixCache, PrefixReuse
+from support.fake_prefix_cache import CacheUsage, FakePrefixCache, PrefixReuse, chunked_length
 
 PAGE = 256
 BOS, END = 256, 257
@@ -31,6 +31,22 @@ class Work(NamedTuple):
     sampler: Any = None
     n_probs: int = 0
     post_sampling_probs: bool = False
+    logits: FakeRow | None = None
+
+
+class FakeRow:
+    """Stands for the logits of a row: what a draw depends on. `is_drawn` until the next step fills it."""
+
+    def __init__(self) -> None:
+        self.engine: Any = None
+        self.history: list[int] = []
+        self.is_drawn = True
+
+    def draw(self, seq_id: int, sampler: FakeSampler, n_probs: int, post_sampling_probs: bool) -> StepOutput:
+        assert not self.is_drawn
+        assert self.history == self.engine.tokens[seq_id]
+        self.is_drawn = True
+        return self.engine.draw(Work(seq_id, (), sampler, n_probs, post_sampling_probs))
 
 
 class StepOutput(NamedTuple):
@@ -237,7 +253,11 @@ class FakeEngine:
         for item in work:
             self._append(item.seq_id, item.tokens)
             if item.sampler is not None:
-                outputs.append(self._draw(item))
+                assert item.logits is None
+                outputs.append(self.draw(item))
+            elif item.logits is not None:
+                row = item.logits
+                row.engine, row.history, row.is_drawn = self, list(self.tokens[item.seq_id]), False
         return outputs
 
     def embed(self, work: Sequence[EmbeddingWork]) -> None:
@@ -265,7 +285,7 @@ class FakeEngine:
             item.pool.tokens += item.tokens
             item.pool.is_complete = item.ends
 
-    def _draw(self, item: Work) -> StepOutput:
+    def draw(self, item: Work) -> StepOutput:
         history = self.tokens[item.seq_id]
         token = self.next_token(history, item.sampler)
         assert any(map(item.sampler.allows, range(N_VOCAB)))
@@ -346,8 +366,17 @@ class FakeEngine:
     def clear(self, seq_id: int) -> None:
         self._cut(seq_id, 0)
 
-    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+    def set_adapters(self, seq_id: int, scales: Sequence[float]) -> None:
+        assert not tuple(scales), "this engine has no adapters"
+
+    def adapters(self, seq_id: int) -> tuple[float, ...]:
+        return ()
+
+    def reuse_prefix(
+        self, seq_id: int, tokens: Sequence[int], most: int, scales: Sequence[float] = (), least_chunk: int = 0
+    ) -> PrefixReuse:
         assert 0 <= most <= len(tokens)
+        assert not tuple(scales)
         known = [held[:moved_at] for held, moved_at in zip(self.tokens, self.moved_at, strict=True)]
         own, tokens = known[seq_id], list(tokens)
         unshared = sum(self.pool.references[page] == 1 for page in self.pages[seq_id])
@@ -355,6 +384,15 @@ class FakeEngine:
         matched = self.cache.matched(known, tokens)
         best = self.cache.find(known, seq_id, tokens, most, room)[0]
         wished = self.cache.find(known, seq_id, tokens, most, len(tokens))[0]
+        if least_chunk:
+            common, reached = chunked_length(self.tokens[seq_id], tokens, most, least_chunk)
+            if reached > best.length:
+                self.cache.keep(own)
+                self._cut(seq_id, reached)
+                self.tokens[seq_id] = tokens[:reached]
+                self.moved_at[seq_id] = min(self.moved_at[seq_id], common)
+                self.reuses.append(PrefixReuse(reached, reached, "own", -1, "not cached", reached - common))
+                return self.reuses[-1]
         if own != tokens[: len(own)] or len(own) > best.length:
             self.cache.keep(own)
         if best.length == 0:
@@ -408,6 +446,7 @@ class FakeTokenizer:
     eog_ids = frozenset({END})
     suppress_ids: frozenset[int] = frozenset()
     bos_id, eos_id, sep_id = BOS, END, None
+    eot_id: int | None = None
     fim_pre_id: int | None = None
     fim_suf_id: int | None = None
     fim_mid_id: int | None = None

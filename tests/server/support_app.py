@@ -12,6 +12,7 @@ from fake_engine import (
     EmbeddingWork,
     FakeEngine,
     FakeHiddenPool,
+    FakeRow,
     FakeSampler,
     FakeTemplate,
     FakeTokenizer,
@@ -23,9 +24,10 @@ from pyllama.chat_template import ChatTemplate
 from pyllama.server.app import create_app
 from pyllama.server.chat_templates import ServerTemplate
 from pyllama.server.embedding_tasks import EmbeddingQueue
-from pyllama.server.engine_loop import EngineLoop, LoopSettings
+from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.loaded_model import LoadedModel
+from pyllama.server.loop_settings import LoopSettings
 from pyllama.server.rerank_prompt import RerankPrompt
 from pyllama.server.settings import ServerSettings
 from pyllama.server.state import ServerState
@@ -102,6 +104,7 @@ class FakeServer:
                 n_slots=n_slots, n_ctx_slot=self.n_ctx_slot, n_batch=n_batch, max_queue=max_queue, adds_bos=adds_bos
             ),
             make_work=Work,
+            make_row=FakeRow,
             deliver=self.state.deliver,
             embeddings=embeddings if n_embedded else None,
         )
@@ -128,6 +131,7 @@ class FakeServer:
                 chat_template=FakeTemplate()
                 if self.template is None
                 else ServerTemplate(ChatTemplate(self.template), self.vocabulary.tokenizer),
+                can_shift=not self.engine.is_recurrent,
                 shifts_context=self.settings.context_shift,
                 pooling=self.pooling,
                 rerank_prompt=RerankPrompt(self.vocabulary.tokenizer, self.rerank_template)

@@ -18,6 +18,7 @@ from generate_compatibility_doc import PAGE, compatibility_document, is_served
 from support_app import THINKING_TEMPLATE
 
 import pyllama.server
+from pyllama.options import environment
 from pyllama.server import responses
 from pyllama.server.app import ROUTES
 from pyllama.server.body_fields import GENERATION, BodyField
@@ -90,6 +91,22 @@ def test_names_of_fields_are_unique_within_an_endpoint() -> None:
     for endpoint in ENDPOINTS:
         names = [name for field in endpoint.fields for name in field.names]
         assert len(names) == len(set(names)), endpoint.paths
+
+
+def test_variables_that_work_are_read_somewhere_and_the_others_nowhere() -> None:
+    package = Path(pyllama.__file__).parent
+    own = Path(environment.__file__).resolve()
+    folders = (package, Path(pyllama.server.__file__).parent)
+    files = {file.resolve() for folder in folders for file in folder.rglob("*.py")} - {own}
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    for variable in environment.VARIABLES:
+        assert (f'"{variable.name}"' in source) is not bool(variable.no_effect), variable.name
+
+
+def test_the_media_marker_can_be_given(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert serve().get("/props").json()["media_marker"] != serve().get("/props").json()["media_marker"]
+    monkeypatch.setenv("LLAMA_MEDIA_MARKER", "<here>")
+    assert serve().get("/props").json()["media_marker"] == "<here>"
 
 
 def source_words() -> set[str]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fake_engine import FakeSampler, forced_text, pseudo_random_token
+from fake_engine import N_VOCAB, FakeSampler, forced_text, pseudo_random_token
 
 from pyllama.server.loaded_model import defaults_from_metadata
 from pyllama.server.settings import ServerSettings
@@ -312,6 +312,7 @@ def test_logit_bias_in_every_spelling_bans_tokens(serve: Any, bias: Any) -> None
     assert "c" in content
 
 
+@pytest.mark.contract("ignore_eos 1", "ignore_eos 2")
 def test_ignore_eos_bans_end_tokens_and_shows_null_biases(serve: Any) -> None:
     server = serve(engine={"next_token": forced_text(b"hi")})
     result = server.post("/completion", {"prompt": "|", "n_predict": 5, "ignore_eos": True}).json()
@@ -336,6 +337,7 @@ def test_progress_and_timings_in_a_stream(serve: Any) -> None:
     assert all("timings" in event for event in events)
 
 
+@pytest.mark.contract("own 13")
 def test_n_indent_cuts_the_first_line_that_is_indented_less(serve: Any) -> None:
     text = b"if x:\n    a = 1\n    b = 2\n  c = 3\n"
     server = serve(engine={"next_token": forced_text(text)})
@@ -346,6 +348,7 @@ def test_n_indent_cuts_the_first_line_that_is_indented_less(serve: Any) -> None:
     assert "".join(event["content"] for event in server.events("/completion", body)) == result["content"]
 
 
+@pytest.mark.contract("own 14")
 def test_the_time_limit_acts_at_a_line_break(serve: Any) -> None:
     text = b"x" * 20 + b"\n" + b"y" * 20
     server = serve(engine={"next_token": forced_text(text), "step_seconds": 0.002})
@@ -353,6 +356,7 @@ def test_the_time_limit_acts_at_a_line_break(serve: Any) -> None:
     assert (result["content"], result["stop_type"]) == ("x" * 20 + "\n", "limit")
 
 
+@pytest.mark.contract("own 5")
 def test_silence_is_filled_with_comment_lines(serve: Any) -> None:
     server = serve(engine={"step_seconds": 2.5})
     text = server.post("/completion", {"prompt": "x", "n_predict": 1, "stream": True, "sse_ping_interval": 1}).text
@@ -466,6 +470,24 @@ def test_echo_repeats_the_prompt_and_scores_its_tokens(serve: Any) -> None:
     assert server.post("/completion", body).status_code == 501
 
 
+@pytest.mark.contract("own 15")
+def test_an_echoed_prompt_with_a_budget_of_0_is_scored_and_not_continued(serve: Any) -> None:
+    server = serve()
+    body = {"prompt": ["hello", "you"], "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+    answer = server.post("/v1/completions", body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["hello", "you"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [5, 3]
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert (answer["usage"]["completion_tokens"], answer["usage"]["total_tokens"]) == (0, 5)
+    longer = server.post("/v1/completions", {**body, "max_tokens": 1}).json()["choices"][0]
+    assert longer["logprobs"]["token_logprobs"][:5] == answer["choices"][0]["logprobs"]["token_logprobs"]
+    *partials, final = server.events("/v1/completions", {**body, "prompt": "hello"})[:-1]
+    assert "".join(event["choices"][0]["text"] for event in partials) == "hello"
+    assert (final["choices"][0]["text"], final["usage"]["completion_tokens"]) == ("", 0)
+    plain = server.post("/v1/completions", {**body, "echo": False}).json()
+    assert len(plain["choices"][0]["text"]) == 1
+
+
 def test_every_sampler_of_a_request_reaches_the_engine(serve: Any) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -506,3 +528,21 @@ def test_the_models_own_sampling_values_replace_defaults_but_not_options() -> No
     assert (sampling.mirostat, sampling.mirostat_tau, sampling.mirostat_eta) == (2, 5.0, 0.25)
     assert (sampling.xtc_probability, sampling.samplers) == (0.5, ("xtc", "temperature"))
     assert defaults_from_metadata(settings, {"general.sampling.mirostat": 9}).sampling.mirostat == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": ["a"] * 1025}, "at most 1024 prompts"),
+        ({"prompt": "a", "logit_bias": [[97, 1]] * (N_VOCAB + 1)}, "more biases than the vocabulary"),
+        ({"prompt": "a", "logit_bias": {"a" * (N_VOCAB + 1): 1}}, "more biases than the vocabulary"),
+    ],
+)
+def test_a_request_that_is_far_too_much_is_refused_at_once(serve: Any, body: dict[str, Any], words: str) -> None:
+    response = serve().post("/completion", {"n_predict": 1, **body})
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+def test_the_largest_number_of_prompts_is_answered(serve: Any) -> None:
+    assert len(serve().post("/completion", {"prompt": ["a"] * 1024, "n_predict": 1}).json()) == 1024

@@ -77,6 +77,7 @@ def connect(url: str) -> socket.socket:
     return client
 
 
+@pytest.mark.contract("own 4")
 def test_a_connection_carries_a_hundred_requests_and_says_when_it_ends() -> None:
     with serving() as url:
         parts = httpx.URL(url)
@@ -222,6 +223,7 @@ def test_requests_over_tls_are_answered_and_plain_ones_are_not(pair: TlsFiles) -
         assert httpx.get(url + "/port", verify=trusting(pair), timeout=20).status_code == 200
 
 
+@pytest.mark.contract("own 7")
 def test_the_program_serves_its_api_over_tls(pair: TlsFiles, tiny_llama_path: Path, tmp_path: Path) -> None:
     pytest.importorskip("pyllama._engine", reason="needs the native module")
     files = ("--ssl-key-file", pair.key, "--ssl-cert-file", pair.certificate)

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fake_engine import LETTERS, PAGE, EmbeddingWork, FakeHiddenPool, Work, fake_embedding
+from fake_engine import LETTERS, PAGE, EmbeddingWork, FakeHiddenPool, FakeRow, Work, fake_embedding
 from test_engine_loop import Bench, expected_tokens, letters
 
 from pyllama.errors import ContextFull
 from pyllama.server.embedding_tasks import EmbeddingQueue, EmbeddingRequest
-from pyllama.server.engine_loop import EngineLoop, LoopSettings
+from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import ServerFault
 from pyllama.server.generation import Failed, Finished
+from pyllama.server.loop_settings import LoopSettings
 
 
 class EmbeddingBench(Bench):
@@ -29,6 +30,7 @@ class EmbeddingBench(Bench):
             self.engine,
             LoopSettings(n_slots=n_slots, n_ctx_slot=n_ctx, n_batch=n_batch, n_embedding_rows=n_batch // 2),
             make_work=Work,
+            make_row=FakeRow,
             deliver=self.events.extend,
             embeddings=self.queue,
             clock=lambda: float(self.engine.n_steps),

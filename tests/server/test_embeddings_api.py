@@ -122,6 +122,7 @@ def test_input_longer_than_the_batch_works_and_longer_than_the_slot_is_refused(s
     assert "too large" in error["message"]
 
 
+@pytest.mark.contract("own 27")
 @pytest.mark.parametrize(
     ("norm", "size"),
     [

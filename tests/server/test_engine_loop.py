@@ -15,6 +15,7 @@ from fake_engine import (
     N_VOCAB,
     PAGE,
     FakeEngine,
+    FakeRow,
     FakeSampler,
     FakeTokenizer,
     Work,
@@ -24,10 +25,11 @@ from fake_engine import (
 
 from pyllama.checkpoints import CheckpointRule
 from pyllama.errors import DeviceError
-from pyllama.server.engine_loop import EngineLoop, LoopSettings
+from pyllama.server.engine_loop import EngineLoop
 from pyllama.server.errors import QueueFull, ServerFault
 from pyllama.server.generation import Event, Failed, Finished, Generation, Progress, Started, TokenText
 from pyllama.server.generation_params import GenerationParams
+from pyllama.server.loop_settings import LoopSettings
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.sampling_params import SamplingParams
 from pyllama.server.vocabulary import Vocabulary
@@ -65,6 +67,7 @@ class Bench:
                 can_cut=not engine.get("is_recurrent", False),
             ),
             make_work=Work,
+            make_row=FakeRow,
             deliver=self.events.extend,
             clock=lambda: self.engine.n_steps * (1.0 if max_passes == 1 else 1e-3),
         )
@@ -258,6 +261,7 @@ def test_a_sequence_that_gave_way_keeps_its_sampler_history_and_counts() -> None
     assert bench.generated(first)[0] == expected_tokens(first.generations[0].prompt, 200)
 
 
+@pytest.mark.contract("own 18")
 def test_idle_caches_are_dropped_least_recently_used_first_before_anyone_waits() -> None:
     bench = Bench(n_ctx=4 * PAGE, n_slots=4)
     rng = random.Random(2)
@@ -295,6 +299,7 @@ def test_a_prefix_is_shared_from_a_busy_slot_and_without_cache_prompt_nothing_is
     assert unshared.generations[0].n_cached == 0
 
 
+@pytest.mark.contract("own 19")
 def test_the_slot_with_the_longest_common_prefix_is_chosen_else_the_least_recently_used() -> None:
     bench = Bench(n_slots=3)
     rng = random.Random(6)
@@ -311,6 +316,7 @@ def test_the_slot_with_the_longest_common_prefix_is_chosen_else_the_least_recent
         assert request.generations[0].slot_id == slot
 
 
+@pytest.mark.contract("own 19")
 def test_a_requested_slot_is_taken_modulo_their_number() -> None:
     bench = Bench(n_slots=4)
     request = bench.submit(letters(random.Random(7), 5), n_predict=1, id_slot=6)
@@ -341,6 +347,7 @@ def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
     assert bench.loop.n_busy == 0
 
 
+@pytest.mark.contract("own 20")
 def test_a_queued_request_can_be_cancelled() -> None:
     bench = Bench(n_slots=1)
     bench.submit(letters(random.Random(10), 10), n_predict=5)

@@ -159,6 +159,7 @@ def test_a_free_answer_needs_no_call_and_a_call_that_has_begun_keeps_to_its_sche
         assert is_valid(name, arguments)
 
 
+@pytest.mark.contract("own 25")
 @FAMILIES
 def test_a_call_is_forced_from_a_model_that_would_not_make_it(serve: Any, style: ToolStyle | None) -> None:
     """Known faults E17 and E18."""
@@ -406,3 +407,31 @@ def test_random_weights_make_valid_calls(real: EngineServer) -> None:
         assert is_valid(*call)
         seen.add(str(call))
     assert len(seen) > 3
+
+
+def test_a_hybrid_model_thinks_as_long_as_it_may_and_then_calls(tiny_hybrid_path: Path) -> None:
+    """Known faults E17 and E18."""
+    server = EngineServer(tiny_hybrid_path, "--chat-template", THINKING, "--reasoning-budget", "12")
+    try:
+        body = {"messages": [USER], "tools": TOOLS, "parallel_tool_calls": False, "max_tokens": 400}
+        for name in ("weather", "clock"):
+            choice = {"type": "function", "function": {"name": name}}
+            answer = server.client.post("/v1/chat/completions", json={**body, "tool_choice": choice}).json()
+            (call,) = functions(answer["choices"][0])
+            assert call[0] == name
+            assert is_valid(*call)
+            assert answer["choices"][0]["message"]["reasoning_content"]
+    finally:
+        server.close()
+
+
+def test_a_call_that_the_client_began_is_finished_by_its_schema(serve: Any) -> None:
+    begun = {"role": "assistant", "content": '<tool_call>{"name": "weather", "arguments": {"city": "Rome", '}
+    server = serve(template=TEMPLATES[ToolStyle.HERMES], n_ctx=8192)
+    for choice in ("auto", "required"):
+        fields = {"tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 600, "echo": True}
+        body = {"messages": [USER, begun], "tools": TOOLS, **fields}
+        answer = server.post("/v1/chat/completions", body).json()["choices"][0]
+        ((name, arguments),) = functions(answer)
+        assert is_valid(name, arguments)
+        assert arguments["city"] == "Rome"

@@ -4,14 +4,20 @@ information routes.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_server import EngineServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyllama.chat_template import ChatTemplate
+from pyllama.server.app import ROUTES
+from pyllama.server.chat_templates import ServerTemplate
 from pyllama.server.errors import ERRORS
 from pyllama.server.metrics import METRICS
-from pyllama.server.middleware import BodyLimitMiddleware
+from pyllama.server.middleware import MAX_BODY_BYTES, BodyLimitMiddleware
 
 NOT_FOUND = '{"error":{"message":"File Not Found","type":"not_found_error","code":404}}'
 
@@ -33,14 +39,16 @@ def test_unknown_paths_and_methods_get_the_same_404(serve: Any, method: str, pat
     assert response.headers["connection"] == "close"
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health", "/props", "/nope", "/v1/models"])
-def test_everything_is_503_until_the_model_is_ready(serve: Any, path: str) -> None:
+@pytest.mark.contract("own 12")
+def test_everything_is_503_until_the_model_is_ready(serve: Any) -> None:
     server = serve(loads=False, api_keys=("secret",))
-    response = server.get(path)
-    assert response.status_code == 503
-    assert response.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
-    assert response.headers["retry-after"] == "1"
-    assert server.client.options(path).status_code == 200
+    paths = [(method, path.format(id_slot=0)) for method, path, _ in ROUTES]
+    for method, path in [*paths, ("GET", "/nope"), ("PUT", "/props"), ("GET", "/"), ("POST", "/tools")]:
+        response = server.client.request(method, path, content=b"{")
+        assert response.status_code == 503, path
+        assert response.json() == {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+        assert response.headers["retry-after"] == "1"
+        assert server.client.options(path).status_code == 200
     server.load()
     assert server.get("/health").status_code == 200
 
@@ -51,6 +59,26 @@ def test_headers_that_every_answer_carries(serve: Any) -> None:
     assert response.headers["content-type"] == "application/json; charset=utf-8"
     assert response.headers["keep-alive"] == "timeout=5, max=100"
     assert "cache-control" not in response.headers
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 500, 501, 503])
+def test_every_error_closes_the_connection_and_has_the_headers_of_all_answers(serve: Any, status: int) -> None:
+    """The order of checks: readiness, key, size, route, handler."""
+    server = serve(loads=status != 503, api_keys=("secret",))
+    headers = {"Origin": "http://page", "X-Api-Key": "wrong" if status in (401, 503) else "secret"}
+    path = {401: "/nope", 404: "/nope", 501: "/rerank"}.get(status, "/tokenize")
+    body: Any = b"{}" if status in (401, 404, 501) else b"["
+    if status == 413:
+        body, headers["Content-Length"] = b"", str(MAX_BODY_BYTES + 1)
+    if status == 500:
+        body, server.vocabulary.tokenizer.encode = b'{"content": "x"}', None
+    response = server.client.post(path, content=body, headers=headers)
+    assert response.status_code == response.json()["error"]["code"] == status
+    assert response.headers["connection"] == "close"
+    assert "keep-alive" not in response.headers
+    assert response.headers["server"] == "llama.cpp"
+    assert response.headers["access-control-allow-origin"] == "http://page"
+    assert response.headers["content-type"] == "application/json; charset=utf-8"
 
 
 def test_a_strangers_web_page_gets_no_credentials_without_a_key(serve: Any) -> None:
@@ -157,6 +185,7 @@ def test_the_place_of_the_web_interface_is_public_and_empty(serve: Any) -> None:
     assert (response.status_code, response.text) == (404, NOT_FOUND)
 
 
+@pytest.mark.contract("own 9")
 def test_with_a_prefix_every_route_moves_and_health_needs_the_key(serve: Any) -> None:
     server = serve(api_prefix="/llm", api_keys=("secret",))
     assert server.get("/llm/health").status_code == 401
@@ -194,6 +223,7 @@ def test_lone_surrogates_become_replacement_characters(serve: Any) -> None:
     assert paired.json()["prompt"] == "\U0001f600"
 
 
+@pytest.mark.contract("own 6")
 def test_a_body_beyond_the_limit_gets_413(serve: Any) -> None:
     server = serve()
     small = BodyLimitMiddleware(server.app, max_bytes=100)
@@ -237,6 +267,18 @@ def test_props_keys_in_order(serve: Any) -> None:
     assert (props["total_slots"], props["model_path"], props["bos_token"]) == (4, "fake.gguf", "<s>")
 
 
+@pytest.mark.contract("own 29")
+def test_props_show_the_template_for_tools_where_there_is_one(serve: Any) -> None:
+    server = serve()
+    tokenizer = server.vocabulary.tokenizer
+    assert "chat_template_tool_use" not in server.get("/props").json()
+    template = ServerTemplate(ChatTemplate("plain"), tokenizer, ServerTemplate(ChatTemplate("with tools"), tokenizer))
+    server.state.set_loaded(replace(server.state.loaded, chat_template=template))
+    props = server.get("/props").json()
+    assert list(props)[-1] == "chat_template_tool_use"
+    assert (props["chat_template"], props["chat_template_tool_use"]) == ("plain", "with tools")
+
+
 def test_changing_props_needs_the_option_and_does_nothing(serve: Any) -> None:
     assert serve().post("/props", {}).status_code == 501
     assert serve(has_props=True).post("/props", {}).json() == {"success": True}
@@ -271,6 +313,7 @@ def test_slots_show_what_ran_and_that_it_ended(serve: Any) -> None:
     assert serve(has_slots=False).get("/slots").status_code == 501
 
 
+@pytest.mark.contract("own 21")
 def test_slots_answer_while_busy_and_report_when_none_is_free(serve: Any) -> None:
     import threading
     import time
@@ -342,6 +385,7 @@ def test_metrics_parse_with_the_official_parser_and_counters_add_up(serve: Any) 
     assert serve().get("/metrics").status_code == 501
 
 
+@pytest.mark.contract("own 18")
 def test_metrics_show_what_the_prompt_cache_takes(serve: Any) -> None:
     """Known fault F7: host memory that nobody can account for."""
     server = serve(has_metrics=True, n_slots=1, engine={"cache_tokens": 250})
@@ -364,6 +408,7 @@ def test_metrics_show_what_the_prompt_cache_takes(serve: Any) -> None:
 # ---- text utilities
 
 
+@pytest.mark.contract("tokenize 1", "tokenize 2")
 def test_tokenize_and_detokenize_are_inverse(serve: Any) -> None:
     server = serve(tokenizer={"add_bos": True})
     tokens = server.post("/tokenize", {"content": "hé<s>"}).json()["tokens"]
@@ -377,6 +422,25 @@ def test_tokenize_and_detokenize_are_inverse(serve: Any) -> None:
     assert server.post("/tokenize", {}).json() == {"tokens": []}
     assert server.post("/detokenize", {}).json() == {"content": ""}
     assert server.post("/detokenize", {"tokens": [0xC3]}).json() == {"content": "\ufffd"}
+
+
+@pytest.mark.contract("tokenize 3")
+@pytest.mark.parametrize("text", ["你好世界", "🌍 🚀", "héllo 漢字 🙂 x"])
+def test_every_token_has_a_piece_that_is_text_or_bytes(tiny_llama_path: Path, text: str) -> None:
+    pytest.importorskip("pyllama._engine", reason="needs the native module")
+    server = EngineServer(tiny_llama_path)
+    try:
+        tokens = server.client.post("/tokenize", json={"content": text, "with_pieces": True}).json()["tokens"]
+        ids = server.client.post("/tokenize", json={"content": text}).json()["tokens"]
+        back = server.client.post("/detokenize", json={"tokens": ids}).json()["content"]
+    finally:
+        server.close()
+    assert [token["id"] for token in tokens] == ids
+    pieces = [piece.encode() if isinstance(piece := token["piece"], str) else bytes(piece) for token in tokens]
+    assert all(pieces)
+    assert all(token["id"] > 0 for token in tokens)
+    assert b"".join(pieces).decode().strip() == back.strip() == text
+    assert any(isinstance(token["piece"], list) for token in tokens)
 
 
 @pytest.mark.parametrize("tokens", ["x", 5, {}, ["x"], [1.5], [True], [None], [[1]]])
@@ -398,7 +462,7 @@ def test_there_are_no_adapters_to_list_or_to_scale(serve: Any) -> None:
     for body, message in (
         ({}, "Request body must be an array"),
         ("x", "Request body must be an array"),
-        ([{"id": 0, "scale": 0.5}], "no LoRA adapters are loaded, so none has a scale"),
+        ([{"id": 0, "scale": 0.5}], "invalid adapter id 0: no adapter is loaded"),
     ):
         response = server.post("/lora-adapters", body, headers=headers)
         assert (response.status_code, response.json()["error"]["message"]) == (400, message)

@@ -96,6 +96,7 @@ def extend(messages: Messages, answer: str, *more: dict[str, str]) -> Messages:
     return [*messages, {"role": "assistant", "content": answer}, *more]
 
 
+@pytest.mark.contract("own 17")
 def test_in_a_long_conversation_every_turn_computes_what_is_new(
     server: ServerProcess, forgetful: ServerProcess
 ) -> None:

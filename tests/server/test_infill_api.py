@@ -37,6 +37,7 @@ def test_the_parts_stand_between_their_tokens() -> None:
     assert layout(text, InfillTokenizer(add_bos=True)) == "<BOS><PRE>def f(x):<SUF>return x<MID>"
 
 
+@pytest.mark.contract("infill 2")
 def test_other_files_stand_before_the_gap() -> None:
     text = InfillText("p", "s", extras=(("a.py", "A"), ("tmp", "B")))
     assert layout(text, RepositoryTokenizer(add_bos=True)) == (
@@ -71,6 +72,7 @@ def test_a_model_without_the_tokens_says_which(serve: Any) -> None:
     assert serve().post("/infill", {"input_prefix": "", "input_suffix": ""}).status_code == 501
 
 
+@pytest.mark.contract("infill 3")
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -81,6 +83,8 @@ def test_a_model_without_the_tokens_says_which(serve: Any) -> None:
         ({"input_prefix": "", "input_suffix": "", "input_extra": {}}, "input_extra"),
         ({"input_prefix": "", "input_suffix": "", "input_extra": [{}]}, r"input_extra\[0\].text"),
         ({"input_prefix": "", "input_suffix": "", "input_extra": [{"text": "", "filename": 1}]}, "filename"),
+        ({"input_prefix": "", "input_suffix": "", "input_extra": [{"filename": "a"}]}, r"input_extra\[0\].text"),
+        ({"input_prefix": "", "input_suffix": "", "input_extra": [{"text": 1}]}, r"input_extra\[0\].text"),
     ],
 )
 def test_bad_fields_are_refused_by_name(body: Any, words: str) -> None:
@@ -88,6 +92,7 @@ def test_bad_fields_are_refused_by_name(body: Any, words: str) -> None:
         read_infill(body)
 
 
+@pytest.mark.contract("infill 1")
 def test_results_are_native_and_a_stream_sums_up_to_the_plain_answer(serve: Any) -> None:
     def middle(history: Sequence[int], sampler: Any) -> int:
         n_done = len(history) - 1 - list(history).index(MID)

@@ -389,4 +389,5 @@ def test_a_call_can_be_demanded(serve: Any) -> None:
         assert (item["type"], item["name"], json.loads(item["arguments"])) == ("function_call", "clock", {})
     unknown = {"type": "function", "name": "nothing"}
     assert respond(server, tools=[TOOL], tool_choice=unknown).status_code == 400
-    assert respond(server, tool_choice="required").status_code == 400
+    assert respond(server, tool_choice=named).status_code == 400
+    assert respond(server, tool_choice="required", max_output_tokens=1).status_code == 200

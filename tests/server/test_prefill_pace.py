@@ -64,6 +64,7 @@ def recorded_steps(bench: Bench) -> list[list[int]]:
     return steps
 
 
+@pytest.mark.contract("own 34")
 @pytest.mark.parametrize(("pace", "n_between"), [(0, 1), (100, 1), (50, 2), (25, 4), (20, 5)])
 def test_a_long_prompt_takes_its_share_of_the_steps_and_the_running_stream_the_rest(pace: int, n_between: int) -> None:
     """Steps of the bench take one second each."""

@@ -82,6 +82,7 @@ def test_every_path_is_503_while_the_model_loads_then_health_is_ok(smollm2_path:
         process.close()
 
 
+@pytest.mark.contract("own 11")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -115,6 +116,7 @@ def test_a_port_in_use_ends_with_exit_code_1(smollm2_path: Path, tmp_path: Path)
             process.close()
 
 
+@pytest.mark.contract("own 11")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_server_with_code_0_also_while_it_generates(
     smollm2_path: Path, tmp_path: Path, number: signal.Signals
@@ -144,6 +146,54 @@ def test_a_signal_ends_the_server_with_code_0_also_while_it_generates(
         process.close()
 
 
+@pytest.mark.contract("own 11")
+def test_a_signal_while_the_model_loads_ends_the_process(smollm2_path: Path, tmp_path: Path) -> None:
+    process = ServerProcess(tmp_path, "-m", str(smollm2_path), "-c", "512", port=free_port())
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            assert time.monotonic() < deadline, process.log
+            try:
+                assert httpx.get(process.url + "/health", timeout=10).status_code == 503, (
+                    "it loads too fast for this test"
+                )
+                break
+            except httpx.TransportError:
+                continue
+        process.process.send_signal(signal.SIGTERM)
+        assert process.wait_exit(5) in (-signal.SIGTERM, 0)  # 0: it was ready just then
+    finally:
+        process.close()
+
+
+@pytest.mark.contract("own 10")
+def test_the_command_line_beats_the_environment_which_beats_the_configuration_file(
+    tiny_llama_path: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "llama.cpp"
+    folder.mkdir()
+    (folder / "config.ini").write_text(
+        "alias = file\nparallel = 3\nctx-size = 1536\nno-such-key = 1\n[*]\nmetrics = true\n[other]\nparallel = 7\n"
+    )
+    process = ServerProcess(
+        tmp_path,
+        *("-m", str(tiny_llama_path), "--alias", "line", "-t", "1"),
+        environment={"LLAMA_ARG_N_PARALLEL": "2", "LLAMA_ARG_ALIAS": "environment"},
+    )
+    try:
+        process.wait_ready()
+        props = httpx.get(process.url + "/props", timeout=20).json()
+        assert (props["model_alias"], props["total_slots"]) == ("line", 2)
+        assert props["default_generation_settings"]["n_ctx"] == 768
+        assert httpx.get(process.url + "/metrics", timeout=20).status_code == 200
+        assert f"using config file: {folder / 'config.ini'}" in process.log
+        assert "no-such-key" in process.log
+        assert "LLAMA_ARG_ALIAS" in process.log
+    finally:
+        process.close()
+
+
+@pytest.mark.contract("own 11")
 def test_a_second_signal_ends_at_once_with_code_1(smollm2_path: Path, tmp_path: Path) -> None:
     process = ServerProcess(tmp_path, "-m", str(smollm2_path), "-c", "2048")
     try:
@@ -161,6 +211,7 @@ def test_a_second_signal_ends_at_once_with_code_1(smollm2_path: Path, tmp_path: 
         process.close()
 
 
+@pytest.mark.contract("security 4", "own 8")
 def test_a_key_and_several_addresses(smollm2_path: Path, tmp_path: Path) -> None:
     port = free_port()
     path = tmp_path / "s.sock"
@@ -359,6 +410,7 @@ def test_top_k_0_keeps_every_candidate(server: ServerProcess) -> None:
     assert len(tokens) > 40
 
 
+@pytest.mark.contract("own 2")
 def test_a_streams_text_is_the_text_of_the_plain_answer_for_any_characters(server: ServerProcess) -> None:
     body = {
         "prompt": "Repeat: 你好 🌍 €\n你好 🌍 €\n你好",

@@ -46,6 +46,7 @@ def message(server: Any, **fields: Any) -> tuple[dict[str, Any], int]:
 THOUGHTS = "0123456789 and so on, without end"
 
 
+@pytest.mark.contract("own 24")
 @pytest.mark.parametrize("name", ["reasoning_budget_tokens", "thinking_budget_tokens"])
 def test_thoughts_end_when_their_tokens_are_used_up(serve: Any, name: str) -> None:
     # The line break of the prompt is between the tags too, and counts.
@@ -114,6 +115,7 @@ def test_native_requests_name_the_tags_themselves(serve: Any) -> None:
         assert server.post("/completion", {**body, **bad}).status_code == 400
 
 
+@pytest.mark.contract("own 22")
 def test_a_running_block_is_ended_on_demand(serve: Any) -> None:
     endless = saying(serve, OPENING, "<think>\n" + "so " * 5000, engine={"step_seconds": 0.002})
     path, body = "/v1/chat/completions", {"messages": [USER], "max_tokens": 3000, "reasoning_control": True}

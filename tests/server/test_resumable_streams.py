@@ -17,7 +17,7 @@ from support_app import FakeServer, parse_events
 from pyllama.server.followed_stream import FollowedStream
 from pyllama.server.http_server import HttpServer
 from pyllama.server.listeners import open_listeners
-from pyllama.server.stream_replay import OffsetLost, ReplayBuffer, StreamStore
+from pyllama.server.stream_replay import BYTES_BESIDE, MAX_ID, OffsetLost, ReplayBuffer, StreamStore, conversations_of
 
 BODY = {"prompt": "hello", "n_predict": 40, "temperature": 0, "ignore_eos": True, "stream": True}
 KEPT = {"X-Conversation-Id": "talk"}
@@ -288,9 +288,20 @@ def test_a_reader_that_falls_behind_is_told_so() -> None:
     assert b"Stream offset lost, please restart" in asyncio.run(scene())[-1]
 
 
+def test_a_stream_is_found_under_every_conversation_it_belongs_to() -> None:
+    assert conversations_of("a") == ["a"]
+    assert conversations_of("a::b/c::d") == ["a::b/c::d", "a::b/c", "a"]
+
+
+def test_an_id_that_is_too_long_is_refused(serve: Any) -> None:
+    server = serve()
+    for length, status in ((MAX_ID, 200), (MAX_ID + 1, 400)):
+        assert server.post("/completion", BODY, headers={"X-Conversation-Id": "x" * length}).status_code == status
+
+
 def test_finished_streams_are_forgotten_after_their_time_and_for_want_of_room() -> None:
     async def scene() -> None:
-        store = StreamStore(seconds_after_end=0.05, bytes_of_finished=25)
+        store = StreamStore(seconds_after_end=0.05, bytes_of_finished=2 * (10 + 1 + BYTES_BESIDE))
         running = store.open("running", lambda: None)
         running.buffer.append(b"x" * 100)
         for name in ("a", "b", "c"):
@@ -298,8 +309,16 @@ def test_finished_streams_are_forgotten_after_their_time_and_for_want_of_room() 
             stream.buffer.append(b"x" * 10)
             store.has_ended(stream)
         assert [stream.conversation for stream in store.matching(["a", "b", "c"])] == ["b", "c"]
+        store.end("b")
+        again = store.open("b", lambda: None)  # its own time has not begun
+        again.buffer.append(b"x")
         await asyncio.sleep(0.2)
-        assert store.matching(["a", "b", "c"]) == []
+        assert store.matching(["a", "b", "c"]) == [again]
+        store.has_ended(again)
+        store.has_ended(again)
+        assert store.matching(["b"]) == [again]
+        await asyncio.sleep(0.2)
+        assert store.matching(["b"]) == []
         assert store.find("running") is running
 
     asyncio.run(scene())

@@ -462,3 +462,36 @@ def test_a_sleeping_model_is_shown_so_and_wakes_for_a_request(launch: Callable[.
     assert router.post("/models/unload", {"model": "a"}).json() == {"success": True}
     wait_status(router, "a", "unloaded")
     assert "is killed" not in router.log
+
+
+@pytest.mark.contract("router 14")
+def test_a_repository_of_presets_is_served_as_a_router(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HF_HUB_CACHE": ""}
+    arguments = ("-hf", "user/presets", "-t", "1")
+    with hub_of(monkeypatch) as hub:
+        hub.repos["user/tiny"] = {"tiny-F32.gguf": (models / "a.gguf").read_bytes()}
+        text = "[*]\nctx-size = 512\n[user/tiny:f32]\nalias = default\n[warm]\nhf-repo = user/tiny:F32\ntemp = 2\n"
+        hub.repos["user/presets"] = {"preset.ini": text.encode(), "README.md": b"hello"}
+        router = ServerProcess(tmp_path / "first", *arguments, environment=cache)
+        try:
+            router.wait_ready()
+            assert httpx.get(router.url + "/props", timeout=20).json()["role"] == "router"
+            assert set(statuses(router)) == {"user/tiny:F32", "warm"}
+            answer = router.post("/completion", {**BODY, "model": "default"}).json()
+            assert answer["model"] == "user/tiny:F32"
+            props = httpx.get(router.url + "/props", params={"model": "warm", "autoload": 1}, timeout=60).json()
+            settings = props["default_generation_settings"]
+            assert (settings["n_ctx"], settings["params"]["temperature"]) == (512, 2.0)
+            assert "holds presets" in message(router.post("/models", {"model": "user/presets"}), 400)
+        finally:
+            router.close()
+    again = ServerProcess(tmp_path / "second", *arguments, "--offline", environment=cache)
+    try:
+        again.wait_ready()
+        assert router.process.returncode == 0
+        assert {"user/tiny:F32", "warm"} <= set(statuses(again))
+        assert again.post("/completion", {**BODY, "model": "warm"}).json()["model"] == "warm"
+    finally:
+        again.close()

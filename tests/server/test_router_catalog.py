@@ -187,6 +187,31 @@ def test_cached_twins_of_presets_are_hidden_on_request(tmp_path: Path, everywher
     assert not any(model.is_hidden for model in read(tmp_path, preset=sections.replace(key, "")).values())
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "slot-save-path = /tmp", "log-file = /tmp/x", "api-key-file = /etc/passwd", "model = /etc/passwd",
+        "host = 0.0.0.0",
+        "chat-template-file = /etc/passwd", "grammar-file = /etc/passwd", "tools = all", "mcp-servers-json = {}",
+        "model-url = http://169.254.169.254/", "hf-token = x", "ui-mcp-proxy = 1", "path = /", "models-dir = /",
+        "rpc = host:1", "lora = /x", "mmproj = /x", "LLAMA_ARG_MODEL = /etc/passwd",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("section", ["", "[*]\n", "[user/model]\n"])
+def test_a_preset_of_a_hub_may_not_reach_into_this_machine(tmp_path: Path, line: str, section: str) -> None:
+    path = tmp_path / "preset.ini"
+    path.write_text(section + line + "\n")
+    with pytest.raises(CatalogError, match="a preset of a hub may not set this option"):
+        Sources({"LLAMA_CACHE": str(tmp_path / "cache")}, "", str(path), preset_from_hub=True).read()
+
+
+def test_a_preset_of_a_hub_says_how_a_model_answers(tmp_path: Path) -> None:
+    path = tmp_path / "preset.ini"
+    path.write_text("version = 1\n[*]\nctx-size = 4096\n[user/model:q4_0]\ntemp = 0.7\nspec-draft-n-max = 4\n")
+    models = Sources({"LLAMA_CACHE": str(tmp_path / "cache")}, "", str(path), preset_from_hub=True).read()
+    assert "--hf-repo user/model:Q4_0 --ctx-size 4096 --temp" in arguments(models["user/model:Q4_0"])
+
+
 @pytest.mark.parametrize("name", ["a", "a,b", 'say "hi"', " a", "a b"])
 def test_any_name_arrives_whole_as_an_alias(name: str) -> None:
     assert parse("llama-server", ["--alias", list_item(name)], {}, config_files=()).alias == (name,)

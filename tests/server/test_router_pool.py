@@ -404,6 +404,8 @@ def test_a_rescan_ends_what_is_gone_and_keeps_what_runs() -> None:
         assert list(world.pool.entries) == ["a", "e"]
         assert world.loaded == {"a"}
         assert world.instances["b"].is_stopping
+        gone = [name for name, event, _ in world.events if event == "model_remove"]
+        assert sorted(gone) == ["b", "c", "d"]
         assert await world.use("e") == "e"
 
     assert play(4, scene).log == ["a", "b", "e"]

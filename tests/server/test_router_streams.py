@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +15,8 @@ from real_process import ServerProcess
 from support_app import parse_events
 from test_router import start_router, wait_for, wait_status
 
+from pyllama.server.router import forward
+from pyllama.server.router.pool import Pool
 from support.tiny_llama import write_tiny_llama
 
 pytest.importorskip("pyllama._engine", reason="needs the native module")
@@ -126,3 +131,20 @@ def test_a_running_stream_is_stopped_in_the_child(router: ServerProcess) -> None
             pass
     slots = router.url + "/slots?model=a&autoload=0"
     wait_for(lambda: not any(slot["is_processing"] for slot in httpx.get(slots, timeout=30).json()))
+
+
+def test_a_child_that_hangs_does_not_hold_up_the_word_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "ASK_SECONDS", 0.2)
+
+    async def scene() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            child = SimpleNamespace(port=silent.getsockname()[1], api_key="key")
+            forwarder = forward.Forwarder(Pool({}, 0, None), prefix="", autoload=True, timeout=5)  # type: ignore[arg-type]
+            owner, before = forwarder.owners.open("talk", "a")
+            assert before is None
+            owner.child = child  # type: ignore[assignment]
+            await asyncio.wait_for(forwarder.stop_stream(owner), 5)
+            assert forwarder.owners.find("talk") is None
+            await forwarder.close()
+
+    asyncio.run(scene())

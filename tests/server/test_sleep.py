@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_engine import EmbeddingWork, FakeEngine, FakeHiddenPool, Work
+from fake_engine import EmbeddingWork, FakeEngine, FakeHiddenPool, FakeRow, Work
 from real_process import ServerProcess
 from support_app import FakeServer
 
 from pyllama.errors import ModelError
 from pyllama.server.embedding_tasks import EmbeddingQueue
-from pyllama.server.engine_loop import EngineLoop, LoopSettings
+from pyllama.server.engine_loop import EngineLoop
+from pyllama.server.loop_settings import LoopSettings
 
 IDLE = 0.15  # seconds
 
@@ -49,6 +50,7 @@ class SleepyServer(FakeServer):
             engine,
             settings,
             make_work=Work,
+            make_row=FakeRow,
             deliver=self.state.deliver,
             make_engine=self.make_engine,
             embeddings=EmbeddingQueue(engine, range(4, 7), make_work=EmbeddingWork, make_pool=FakeHiddenPool),
@@ -115,6 +117,56 @@ def test_questions_about_the_server_neither_wake_it_nor_keep_it_awake(server: Sl
     assert server.is_sleeping
     assert server.post("/tokenize", {"content": "abc"}).json()["tokens"] == list(b"abc")
     assert len(server.engines) == 1
+
+
+@pytest.mark.contract("sleep 1")
+def test_a_sleeping_server_says_so_and_a_completion_wakes_it(server: SleepyServer) -> None:
+    wait_until(lambda: server.is_sleeping)
+    assert server.get("/health").json() == {"status": "ok"}
+    assert [model["id"] for model in server.get("/models").json()["data"]] == ["fake"]
+    assert server.is_sleeping
+    assert server.post("/completion", BODY).status_code == 200
+    assert not server.is_sleeping
+
+
+def metrics(server: SleepyServer) -> dict[str, float]:
+    """Without those of the prompt cache, which goes to sleep too."""
+    lines = [line.split() for line in server.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines if "prompt_cache" not in name}
+
+
+@pytest.mark.contract("sleep 2", "sleep 3")
+def test_metrics_are_the_same_asleep_and_their_rates_count_from_the_last_scrape(server: SleepyServer) -> None:
+    rate = "llamacpp:predicted_tokens_seconds"
+    server.post("/completion", BODY)
+    wait_until(lambda: server.is_sleeping)
+    first, second = metrics(server), metrics(server)
+    assert first[rate] > 0
+    assert second[rate] == 0
+    assert {name: value for name, value in first.items() if "tokens_seconds" not in name or "total" in name} == {
+        name: value for name, value in second.items() if "tokens_seconds" not in name or "total" in name
+    }
+    assert metrics(server) == second
+    assert server.is_sleeping
+    assert server.post("/completion", {**BODY, "n_predict": 1}).status_code == 200
+    awake = metrics(server)
+    assert awake["llamacpp:tokens_predicted_total"] == second["llamacpp:tokens_predicted_total"] + 1
+    assert awake[rate] == 0
+
+
+@pytest.mark.contract("sleep 4")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/input_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses/input_tokens", {"input": "hi"}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_tokens_are_counted_in_sleep_without_waking(server: SleepyServer, path: str, body: dict[str, Any]) -> None:
+    wait_until(lambda: server.is_sleeping)
+    assert server.post(path, body).json()["input_tokens"] > 0
+    assert server.is_sleeping
 
 
 def test_a_long_answer_is_no_idleness() -> None:

@@ -29,6 +29,7 @@ def random_tokens(n_tokens: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 258, n_tokens).tolist()
 
 
+@pytest.mark.contract("own 17")
 def test_turns_edits_and_other_slots_are_answered_as_with_full_caches(
     servers: tuple[EngineServer, EngineServer],
 ) -> None:

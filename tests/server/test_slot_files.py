@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_server import EngineServer
 
@@ -57,6 +58,7 @@ def message(response: Any, status: int) -> str:
     return str(response.json()["error"]["message"])
 
 
+@pytest.mark.contract("slot_save 7")
 def test_a_restored_slot_goes_on_as_if_it_had_never_been_gone(
     start: Callable[..., EngineServer], tmp_path: Path
 ) -> None:
@@ -83,12 +85,60 @@ def test_a_restored_slot_goes_on_as_if_it_had_never_been_gone(
     assert after["timings"]["prompt_n"] == warm["timings"]["prompt_n"]
 
 
+@pytest.mark.contract("slot_save 3")
 def test_erase_makes_the_slot_forget(start: Callable[..., EngineServer]) -> None:
     server = start("--slot-prompt-similarity", "0")
     first = server.complete(PROMPT, 1)
     assert server.act(1, "erase").json() == {"id_slot": 1, "n_erased": first["tokens_cached"]}
     assert server.act(1, "erase").json() == {"id_slot": 1, "n_erased": 0}
     assert server.complete(PROMPT, 1)["timings"]["cache_n"] == 0
+
+
+@pytest.mark.contract("slot_save 1")
+def test_a_file_goes_into_another_slot_and_the_slots_keep_their_own_texts(start: Callable[..., EngineServer]) -> None:
+    server = start("--slot-prompt-similarity", "0")
+    common = PROMPT + "The capital of "
+    france, germany = common + "you and the rest", common + "all of hello world"
+    first = server.complete(france, 1)
+    n_prompt = first["timings"]["prompt_n"]
+    held = first["tokens_cached"]
+    assert server.act(1, "save", filename="france").json()["n_saved"] == held
+    second = server.complete(germany, 1)["timings"]
+    assert 0 < second["prompt_n"] < n_prompt
+    assert server.act(0, "restore", filename="france").json()["n_restored"] == held
+    in_other = server.complete(germany, 0)["timings"]
+    assert in_other["prompt_n"] <= second["prompt_n"]
+    assert in_other["prompt_n"] + in_other["cache_n"] == second["prompt_n"] + second["cache_n"]
+    assert server.complete(germany, 1)["timings"]["prompt_n"] == 1
+
+
+@pytest.mark.contract("slot_save 2")
+@pytest.mark.parametrize("words", [[5, 6, 7], [0xFFFFFFFF, 1, 2, 5, 6, 0]])
+def test_files_of_llama_server_are_refused_and_say_what_they_are_not(
+    start: Callable[..., EngineServer], tmp_path: Path, words: list[int]
+) -> None:
+    """Its header is magic, version and the number of words; a plain list of tokens in old files."""
+    server = start()
+    state = np.array([0x67677371, 2, len(words), *words], "<u4").tobytes() + bytes(4096)
+    (tmp_path / "slots" / "theirs").write_bytes(state)
+    server.complete(PROMPT, 0)
+    answer = server.act(0, "restore", filename="theirs")
+    assert message(answer, 400) == "Unable to restore slot: invalid file: it is not a slot file"
+    assert server.act(0, "erase").json()["n_erased"] == 0
+
+
+@pytest.mark.contract("kv_keep 1", "kv_keep 2")
+@pytest.mark.parametrize("option", ["--cache-idle-slots", "--no-cache-idle-slots"])
+def test_what_an_idle_slot_held_is_reused_on_another(start: Callable[..., EngineServer], option: str) -> None:
+    server = start("--kv-unified", "--cache-ram", "100", option)
+    first = server.complete(PROMPT, 0)
+    server.complete("something else altogether", 1)
+    again = server.complete(PROMPT, 1)
+    assert again["content"] == first["content"]
+    assert again["timings"]["cache_n"] > 0
+    assert again["timings"]["prompt_n"] < first["timings"]["prompt_n"]
+    longer = server.complete(PROMPT + "and more", 1)["timings"]
+    assert longer["cache_n"] >= first["timings"]["prompt_n"] - 1
 
 
 def test_an_empty_slot_can_be_saved_and_restored(start: Callable[..., EngineServer]) -> None:
@@ -121,6 +171,7 @@ def test_a_busy_slot_delays_the_action_until_it_is_free(start: Callable[..., Eng
     assert saved["n_saved"] == answers[0]["tokens_cached"]
 
 
+@pytest.mark.contract("own 30")
 @pytest.mark.parametrize(
     ("slot", "action", "name", "words"),
     [
@@ -229,6 +280,7 @@ def test_idle_slots_forget_their_tokens_when_a_restored_text_needs_the_room(star
     assert sorted(held) == [0, 900, 900]
 
 
+@pytest.mark.contract("own 30")
 def test_slot_files_need_their_folder(tiny_llama_path: Path, tmp_path: Path) -> None:
     server = EngineServer(tiny_llama_path)
     try:

@@ -103,3 +103,15 @@ def test_a_router_serves_files_and_passes_everything_else_on(folder: Path, tmp_p
             assert client.get(prefix + path).status_code in (400, 404)
         response = client.post(prefix + "/completion", json={"model": "unknown"})
         assert "unknown" in response.json()["error"]["message"]
+
+
+@pytest.mark.contract("security 1")
+def test_the_service_worker_of_another_interface_is_ended_without_a_key(serve: Any, tmp_path: Path) -> None:
+    for folder in ("", str(tmp_path)):
+        response = serve(static_path=folder, api_keys=("secret",)).get("/sw.js")
+        assert response.status_code == 200
+        assert "unregister()" in response.text
+        assert response.headers["content-type"].startswith("text/javascript")
+        assert response.headers["cache-control"] == "no-cache"
+    (tmp_path / "sw.js").write_text("// mine")
+    assert serve(static_path=str(tmp_path), api_keys=("secret",)).get("/sw.js").text == "// mine"

@@ -225,6 +225,19 @@ def test_a_schema_begins_after_the_thinking_block(serve: Any) -> None:
         assert streamed(server, **fields) == {k: v for k, v in message.items() if k != "role"}
 
 
+def test_a_schema_goes_on_from_what_the_client_wrote_of_the_answer(serve: Any) -> None:
+    for template in (OPENING, "{% for m in messages %}{{ m.content }}{% endfor %}|"):
+        server = serve(template=template)
+        begun = {"role": "assistant", "content": '{"n": 1'}
+        body = {"messages": [*USER, begun], "max_tokens": 900, "json_schema": SHORT}
+        content = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+        assert conforms('{"n": 1' + content)
+        assert not content.startswith("{")
+        begun["content"] = "It is "  # nothing that the schema could go on from
+        content = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+        assert conforms(content)
+
+
 def test_a_schema_wins_over_tools(serve: Any) -> None:
     """Known fault E19."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

@@ -283,6 +283,7 @@ def test_a_call_is_answered_as_tool_calls(serve: Any, template: str, text: str) 
     assert choice["message"]["content"] == ""
 
 
+@pytest.mark.contract("own 26")
 def test_several_calls_with_text_and_thoughts(serve: Any) -> None:
     text = (
         "<think>\nhm <tool_call>\n</think>\n\nI look: é\n"
@@ -299,6 +300,7 @@ def test_several_calls_with_text_and_thoughts(serve: Any) -> None:
     assert functions(one) == [("weather", {"city": "Paris"})]
 
 
+@pytest.mark.contract("tool_call 1")
 def test_calls_are_only_read_where_they_were_asked_for(serve: Any) -> None:
     text = tagged(PARIS)
     for server, fields in (
@@ -371,7 +373,7 @@ def test_a_template_without_tools_gets_them_as_text(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"tool_choice": "required", "tools": None}, 400),
+        ({"tool_choice": {"type": "function", "function": {"name": "clock"}}, "tools": None}, 400),
         ({"tool_choice": {"type": "function"}}, 400),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}}, 400),
         ({"tool_choice": {"type": "function", "function": {"name": "nothing"}}}, 400),
@@ -384,7 +386,6 @@ def test_a_template_without_tools_gets_them_as_text(serve: Any) -> None:
         ({"tools": {}}, 400),
         ({"parallel_tool_calls": "no"}, 400),
         ({"grammar": 'root ::= "a"'}, 400),
-        ({"reasoning_format": "deepseek-legacy"}, 501),
     ],
 )
 def test_requests_that_cannot_be_honoured_are_refused(serve: Any, fields: dict[str, Any], status: int) -> None:
@@ -422,3 +423,34 @@ def test_a_models_own_template_for_tools_is_used_with_tools_only(serve: Any, cap
     assert template is not None
     assert (template.source, template.tool_use) == ("plain", None)
     assert "tool_use" in caplog.text
+
+
+def test_thoughts_that_stay_in_the_content_hold_no_calls(serve: Any) -> None:
+    text = "\n<think>\nhm " + tagged(PARIS) + "\n</think>\n\nI look.\n" + tagged(PARIS)
+    server = saying(serve, HERMES + "{# </think> #}", text)
+    shown = text[: -len(tagged(PARIS))].rstrip()
+    for reasoning_format, thoughts in (("none", None), ("deepseek-legacy", "hm " + tagged(PARIS))):
+        body = {"messages": [USER], "max_tokens": 1000, "tools": TOOLS, "reasoning_format": reasoning_format}
+        choice = server.post("/v1/chat/completions", body).json()["choices"][0]
+        assert functions(choice) == [("weather", {"city": "Paris"})]
+        assert choice["message"]["content"] == shown
+        assert choice["message"].get("reasoning_content") == thoughts
+        deltas = [event["choices"][0]["delta"] for event in server.events("/v1/chat/completions", body)[:-1]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == shown
+    opened = saying(serve, THINKING + "{# </think> #}", text.lstrip())
+    body["reasoning_format"] = "none"
+    choice = opened.post("/v1/chat/completions", body).json()["choices"][0]
+    assert functions(choice) == [("weather", {"city": "Paris"})]
+    assert choice["message"]["content"] == shown.removeprefix("\n<think>\n")
+
+
+def test_a_verbose_chat_says_how_its_answer_is_steered_and_read(serve: Any) -> None:
+    server = saying(serve, HERMES, "no")
+    body = {"messages": [USER], "max_tokens": 5, "tools": TOOLS, "verbose": True}
+    settings = server.post("/v1/chat/completions", body).json()["__verbose"]["generation_settings"]
+    assert settings["chat_format"] == "peg-native"
+    assert settings["generation_prompt"] == "assistant^"
+    assert settings["grammar_lazy"] is True
+    assert settings["grammar_triggers"] == [{"type": 1, "value": "<tool_call>"}]
+    settings = server.post("/completion", {"prompt": "a^", "n_predict": 2}).json()["generation_settings"]
+    assert (settings["chat_format"], settings["grammar_lazy"]) == ("Content-only", False)

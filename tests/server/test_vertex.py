@@ -141,7 +141,9 @@ def test_the_program_predicts_where_the_platform_asks(tiny_llama_path: Path, tmp
         process.wait_ready()
         assert process.url == f"http://127.0.0.1:{port}"
         assert httpx.get(process.url + "/alive", timeout=20).json() == {"status": "ok"}
-        predictions = process.post("/predict", {"instances": [{**CHAT, "model": "tiny"}] * 2}).json()["predictions"]
+        predictions = process.post(
+            "/predict", {"instances": [{**CHAT, "model": "tiny", "ignore_eos": True}] * 2}
+        ).json()["predictions"]
         assert [prediction["choices"][0]["finish_reason"] for prediction in predictions] == ["length"] * 2
     finally:
         process.close()

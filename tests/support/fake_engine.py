@@ -198,9 +198,16 @@ class Engine:
     def clear(self, seq_id: int) -> None:
         self.tokens.clear()
 
-    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int) -> PrefixReuse:
+    def set_adapters(self, seq_id: int, scales: Sequence[float]) -> None:
+        assert not tuple(scales), "this engine has no adapters"
+
+    def adapters(self, seq_id: int) -> tuple[float, ...]:
+        return ()
+
+    def reuse_prefix(self, seq_id: int, tokens: Sequence[int], most: int, scales: Sequence[float] = ()) -> PrefixReuse:
         assert self._is_open, "engine used after close"
         assert 0 <= most <= len(tokens)
+        assert not tuple(scales)
         matched = self.cache.matched([self.tokens], tokens)
         best = self.cache.find([self.tokens], 0, tokens, most, self.n_ctx)[0]
         if best.length < len(self.tokens) or best.index != 0:

@@ -17,6 +17,7 @@ class PrefixReuse(NamedTuple):
     source: str
     checkpoint: int
     limit: str
+    moved: int = 0
 
 
 class CacheUsage(NamedTuple):
@@ -42,6 +43,20 @@ class Found(NamedTuple):
 
 def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def chunked_length(held: Sequence[int], tokens: Sequence[int], most: int, least: int) -> tuple[int, int]:
+    """(common beginning, length reached) when runs of `least` tokens of `held` may move down, tried place by place."""
+    common = min(shared_length(held, tokens), most)
+    reached = place = common
+    while place < len(held) and reached < most:
+        run = shared_length(held[place:], tokens[reached:])
+        if run >= least:
+            reached += run
+            place += run
+        else:
+            place += 1
+    return common, min(reached, most)
 
 
 class FakePrefixCache:

@@ -82,4 +82,47 @@ struct GatherRowsParams {
   int32_t rows, features;
 };
 
+// Activations as an f16 panel: [K / 8][tiles][8 rows][8], so that the eight rows of a tile are 128 adjacent bytes and all
+// tiles of 8 values lie side by side.
+// A row is multiplied by a power of two that brings its largest value to 2^14..2^15; row_scale undoes that. Rows
+// up to 8 * tiles are zeros.
+struct PanelParams {
+  const float* x;          // [rows, features]
+  uint16_t* panel;         // f16, [features / 8, tiles, 8, 8]
+  float* row_scale;        // [rows]
+  int32_t rows, features;  // features a multiple of 8
+  int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4 or 8
+};
+
+// Weights of file layout into records (codecs.cuh).
+struct RepackParams {
+  const uint8_t* rows;  // [out_features, in_features / block] blocks
+  uint8_t* packed;  // [(out_features + 31) / 32, in_features / block] records; zeros before, for the last one's rest
+  int32_t out_features;
+  int32_t blocks;  // of a row
+};
+
+constexpr int32_t kMostLinearJobs = 8;
+
+// One weight matrix of a launch. A tile is 32 output features.
+struct LinearJob {
+  const uint8_t* weight;  // packed
+  const float* bias;      // [out_features] or nullptr
+  float* y;               // [rows, out_features]
+  int32_t out_features;
+  int32_t first_tile;  // of the launch
+  float scale;         // of the weight: y = scale * W x + bias
+  int32_t adds;        // 1: y += instead of y =
+};
+
+struct LinearParams {
+  const uint16_t* panel;   // of the input, with as many tiles as the kernel has
+  const float* row_scale;  // [rows]
+  int32_t rows;            // at most 8 times the tiles of the kernel
+  int32_t in_features;
+  int32_t jobs, tiles;  // tiles: of all jobs together
+  int32_t activation;   // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
+  LinearJob job[kMostLinearJobs];
+};
+
 }  // namespace v100::cuda

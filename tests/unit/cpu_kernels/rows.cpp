@@ -31,6 +31,18 @@ void test_rows(Pair& pair, Failures& failures) {
         pair.fast_ops->soft_cap(fa, cap), pair.plain_ops->soft_cap(pa, cap);
         failures.expect_same(values_of(fa), values_of(pa), "soft_cap" + what);
       }
+      pair.fast_ops->add_vector(fx, w), pair.plain_ops->add_vector(px, w);
+      failures.expect_same(values_of(fx), values_of(px), "add_vector" + what);
+      for (const Activation activation : {Activation::silu, Activation::gelu}) {
+        pair.fast_ops->activate(fx, fa, activation), pair.plain_ops->activate(px, pa, activation);
+        failures.expect_same(values_of(fx), values_of(px), "activate" + what);
+      }
+      std::vector<int32_t> some;
+      for (int32_t row = m - 1; row >= 0; row -= 2) some.push_back(row);
+      const std::vector<float> factors = random_inputs(1, static_cast<int32_t>(some.size()), random);
+      const Tensor fs = pair.fast_ops->gather_rows(fa, some), ps = pair.plain_ops->gather_rows(pa, some);
+      pair.fast_ops->add_scaled_rows(fx, fs, some, factors), pair.plain_ops->add_scaled_rows(px, ps, some, factors);
+      failures.expect_same(values_of(fx), values_of(px), "add_scaled_rows" + what);
       const std::vector<int32_t> picks{m - 1, 0, m / 2};
       failures.expect_same(values_of(pair.fast_ops->gather_rows(fx, picks)),
                            values_of(pair.plain_ops->gather_rows(px, picks)), "gather_rows" + what);

@@ -31,7 +31,10 @@ using v100::StatePool;
 using Tokens = std::vector<int32_t>;
 
 constexpr int32_t kVocab = 4;
-constexpr StateIdentity kIdentity{11, 12, 13, 1, 2};
+const StateIdentity kIdentity{11, 12, 13, 1, 2, {21, 22}};
+
+// What tokens are computed with: nothing, or adapters.
+const std::vector<v100::AdapterScales> kScales{{}, {0.0f, 1.0f}, {0.5f, 1.0f}};
 
 void require(bool condition, const std::string& what) {
   if (!condition) throw std::logic_error(what);
@@ -58,9 +61,9 @@ struct WriteFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Hash of the first i tokens at [i].
-std::vector<uint64_t> prefix_hashes(const Tokens& tokens) {
-  std::vector<uint64_t> hashes{0x243F6A8885A308D3ull};
+// Hash of the first i tokens at [i], computed with kScales[scales].
+std::vector<uint64_t> prefix_hashes(const Tokens& tokens, size_t scales) {
+  std::vector<uint64_t> hashes{0x243F6A8885A308D3ull + (scales << 32)};
   hashes.reserve(tokens.size() + 1);
   for (const int32_t token : tokens) {
     uint64_t h = (hashes.back() ^ static_cast<uint64_t>(token + 1)) * 0x9E3779B97F4A7C15ull;
@@ -129,17 +132,17 @@ struct HostModel {
   bool is_kept = false;  // only what is compared is worth its time
 
   void spell(const std::vector<uint64_t>& hashes) { spelt.insert(hashes.begin() + 1, hashes.end()); }
-  void keep(const Tokens& tokens, int32_t first_lost, bool has_end) {
+  void keep(const Tokens& tokens, size_t scales, int32_t first_lost, bool has_end) {
     if (!is_kept) return;
-    const auto hashes = prefix_hashes(tokens);
+    const auto hashes = prefix_hashes(tokens, scales);
     spell(hashes);
     for (size_t p = static_cast<size_t>(first_lost / kPageTokens) * kPageTokens + 1; p < hashes.size(); ++p)
       covered.insert(hashes[p]);
     if (has_end) states.insert(hashes.back());
   }
-  void checkpoint(const Tokens& tokens) {
+  void checkpoint(const Tokens& tokens, size_t scales) {
     if (!is_kept) return;
-    const auto hashes = prefix_hashes(tokens);
+    const auto hashes = prefix_hashes(tokens, scales);
     spell(hashes);
     states.insert(hashes.back());
   }
@@ -161,9 +164,11 @@ struct World {
         window(window),
         states(n_sequences),
         tokens(static_cast<size_t>(n_sequences)),
+        scales(static_cast<size_t>(n_sequences)),
+        expected_scales(static_cast<size_t>(n_sequences)),
         expected(static_cast<size_t>(n_sequences)),
         recurrent(is_recurrent),
-        memory(pages, window == 0 ? nullptr : &windows, window, states, tokens, bytes, budget, n_checkpoints) {
+        memory(pages, window == 0 ? nullptr : &windows, window, states, tokens, scales, bytes, budget, n_checkpoints) {
     host.is_kept = budget < 0;
   }
 
@@ -172,11 +177,15 @@ struct World {
   int32_t window;
   StatePool states;
   std::vector<Tokens> tokens;
+  std::vector<v100::AdapterScales> scales;
+  std::vector<size_t> expected_scales;  // index into kScales
   std::vector<Tokens> expected;
   bool recurrent;
   PrefixMemory memory;
   HostModel host;
 
+  size_t& scales_of(int32_t s) { return expected_scales.at(static_cast<size_t>(s)); }
+  size_t scales_of(int32_t s) const { return expected_scales.at(static_cast<size_t>(s)); }
   Tokens& held(int32_t s) { return expected.at(static_cast<size_t>(s)); }
   int32_t n() const { return pages.n_sequences(); }
   bool has_end() const { return recurrent || window > 0; }
@@ -200,7 +209,7 @@ struct World {
     const size_t before = all.size();
     all.insert(all.end(), added.begin(), added.end());
     tokens[static_cast<size_t>(s)] = all;
-    const auto hashes = prefix_hashes(all);
+    const auto hashes = prefix_hashes(all, scales_of(s));
     for (size_t i = before; i < all.size(); ++i)
       bytes.pages[static_cast<size_t>(pages.pages(s)[i / kPageTokens])][i % kPageTokens] = hashes[i + 1];
     for (size_t i = before; i < all.size() && window > 0; ++i)
@@ -232,23 +241,25 @@ struct World {
     if (window > 0) windows.fork(from, to, length);
     const Tokens shared(held(from).begin(), held(from).begin() + length);
     held(to) = tokens[static_cast<size_t>(to)] = shared;
+    scales[static_cast<size_t>(to)] = scales[static_cast<size_t>(from)];
+    scales_of(to) = scales_of(from);
     length > 0 ? states.fork(from, to) : states.clear(to);
   }
   void checkpoint(int32_t s) {
     memory.checkpoint(s);
-    if (has_end() && !held(s).empty()) host.checkpoint(held(s));
+    if (has_end() && !held(s).empty()) host.checkpoint(held(s), scales_of(s));
   }
   void release(int32_t s) {
     memory.release(s);
-    if (!held(s).empty()) host.keep(held(s), 0, has_end());
+    if (!held(s).empty()) host.keep(held(s), scales_of(s), 0, has_end());
     held(s).clear();
   }
 
   // The longest usable and the longest known beginning as they ought to be when pages are there and nothing is dropped.
-  std::pair<int32_t, int32_t> best(const Tokens& prompt, int32_t most) const {
-    const auto hashes = prefix_hashes(prompt);
+  std::pair<int32_t, int32_t> best(const Tokens& prompt, int32_t most, size_t with) const {
+    const auto hashes = prefix_hashes(prompt, with);
     int32_t covered = 0, known = 0;
-    for (const Tokens& other : expected) covered = std::max(covered, common_prefix(other, prompt));
+    for (int32_t s = 0; s < n(); ++s) covered = std::max(covered, common_with(s, prompt, with));
     known = covered;
     int32_t host_covered = covered / kPageTokens * kPageTokens;
     const auto n_tokens = static_cast<int32_t>(prompt.size());
@@ -260,22 +271,26 @@ struct World {
     int32_t usable = 0;
     for (int32_t p = 1; p <= covered; ++p)
       if (host.states.contains(hashes[static_cast<size_t>(p)])) usable = p;
-    return {std::max(usable, best_live(prompt, most)), known};
+    return {std::max(usable, best_live(prompt, most, with)), known};
   }
-  int32_t best_live(const Tokens& prompt, int32_t most) const {
+  int32_t common_with(int32_t s, const Tokens& prompt, size_t with) const {
+    return scales_of(s) == with ? common_prefix(expected[static_cast<size_t>(s)], prompt) : 0;
+  }
+  int32_t best_live(const Tokens& prompt, int32_t most, size_t with) const {
     int32_t best = 0;
     for (int32_t s = 0; s < n(); ++s) {
-      const int32_t common = std::min(common_prefix(expected[static_cast<size_t>(s)], prompt), most);
+      const int32_t common = std::min(common_with(s, prompt, with), most);
       if (is_usable(s, common)) best = std::max(best, common);
     }
     return best;
   }
 
-  PrefixReuse reuse(int32_t s, const Tokens& prompt, int32_t most, bool is_exact) {
-    const int32_t live = best_live(prompt, most);
-    const auto [best, known] = is_exact ? this->best(prompt, most) : std::pair{live, 0};
+  PrefixReuse reuse(int32_t s, const Tokens& prompt, int32_t most, size_t with, bool is_exact) {
+    const int32_t live = best_live(prompt, most, with);
+    const auto [best, known] = is_exact ? this->best(prompt, most, with) : std::pair{live, 0};
     const Tokens before = held(s);
-    const PrefixReuse reuse = memory.reuse(s, prompt, most);
+    const int32_t own = common_with(s, prompt, with);
+    const PrefixReuse reuse = memory.reuse(s, prompt, most, kScales[with]);
     const std::string what = "reuse of " + std::to_string(prompt.size()) + " tokens";
     require(reuse.length >= live && reuse.length <= most, what + ": length " + std::to_string(reuse.length));
     require(reuse.matched >= reuse.length, what + ": matched less than reused");
@@ -286,8 +301,9 @@ struct World {
     require(has_end() || reuse.limit != "no checkpoint", what + ": no checkpoint without a state");
     if (is_exact && reuse.limit != "no page") require_equal(what + ": best", reuse.length, best);
     if (is_exact) require_equal(what + ": matched", reuse.matched, known);
-    const int32_t kept = std::min(reuse.length, common_prefix(before, prompt));
-    if (kept < static_cast<int32_t>(before.size())) host.keep(before, kept, has_end());
+    const int32_t kept = std::min(reuse.length, own);
+    if (kept < static_cast<int32_t>(before.size())) host.keep(before, scales_of(s), kept, has_end());
+    scales_of(s) = with;
     held(s).assign(prompt.begin(), prompt.begin() + reuse.length);
     return reuse;
   }
@@ -297,7 +313,8 @@ struct World {
     const std::string where = "sequence " + std::to_string(s);
     require_equal(where + " length", pages.length(s), static_cast<int64_t>(all.size()));
     require(tokens[static_cast<size_t>(s)] == all, where + ": other tokens");
-    const auto hashes = prefix_hashes(all);
+    require(scales[static_cast<size_t>(s)] == kScales[scales_of(s)], where + ": other scales");
+    const auto hashes = prefix_hashes(all, scales_of(s));
     const auto list = pages.pages(s);
     for (size_t i = 0; i < all.size(); ++i)
       if (bytes.pages[static_cast<size_t>(list[i / kPageTokens])][i % kPageTokens] != hashes[i + 1])
@@ -370,6 +387,7 @@ void random_operations(uint32_t seed, int operations) {
   std::vector<Tokens> texts(8);  // what prompts are cut from
   std::vector<std::byte> saved;
   Tokens saved_tokens;
+  size_t saved_scales = 0;
   Counts counts;
   const auto random_tokens = [&](int32_t count) {
     Tokens result;
@@ -404,6 +422,7 @@ void random_operations(uint32_t seed, int operations) {
       case 8:
         saved = world.memory.save(s, kIdentity);
         saved_tokens = world.held(s);
+        saved_scales = saved_tokens.empty() ? 0 : world.scales_of(s);
         break;
       case 9: {
         if (saved.empty()) break;
@@ -416,6 +435,7 @@ void random_operations(uint32_t seed, int operations) {
           world.memory.load(s, state, kIdentity, kVocab);
           require(damage > 1, "a damaged state was loaded");
           world.held(s) = saved_tokens;
+          world.scales_of(s) = saved_scales;
         } catch (const v100::ContextFull&) {
           ++counts.refused;
         } catch (const v100::InvalidArgument&) {
@@ -435,9 +455,10 @@ void random_operations(uint32_t seed, int operations) {
         const auto all = static_cast<int32_t>(prompt.size());
         const int32_t most = below(3) > 0 ? std::max(0, all - 1) : below(int64_t{all} + 1);
         const Tokens before = world.held(s);
+        const size_t with = below(6) > 0 ? 0 : static_cast<size_t>(1 + below(2));
         if (!is_exact && below(8) == 0) world.bytes.accesses_to_failure = below(4);
         try {
-          const PrefixReuse reuse = world.reuse(s, prompt, most, is_exact);
+          const PrefixReuse reuse = world.reuse(s, prompt, most, with, is_exact);
           counts.from_host += reuse.source == "host";
           counts.from_other += reuse.source == "other";
           counts.from_checkpoint += reuse.checkpoint >= 0;
@@ -448,6 +469,7 @@ void random_operations(uint32_t seed, int operations) {
         } catch (const WriteFailed&) {
           ++counts.failed;
           world.held(s).clear();
+          world.scales_of(s) = with;
         }
         world.bytes.accesses_to_failure = -1;
         world.check(s);
@@ -642,6 +664,17 @@ void invalid_arguments() {
   names(reason({11, 12, 13, 0, 2}, kVocab), "KV cache types");
   names(reason({11, 12, 13, 1, 0}, kVocab), "KV cache types");
   names(reason(kIdentity, 2), "vocabulary of 2");
+  world.scales[0] = kScales[2];
+  const std::vector<std::byte> adapted = world.memory.save(0, kIdentity);
+  const auto load_adapted = [&](std::vector<uint64_t> loaded) {
+    world.memory.load(1, adapted, {11, 12, 13, 1, 2, std::move(loaded)}, kVocab);
+  };
+  for (const std::vector<uint64_t>& others : {std::vector<uint64_t>{}, {21}, {21, 21}, {22, 23}})
+    names(require_throws<InvalidArgument>("load", [&] { load_adapted(others); }), "LoRA adapter that is not loaded");
+  load_adapted({22, 23, 21});
+  require(world.scales[1] == v100::AdapterScales{1.0f, 0.0f, 0.5f}, "the scales of a saved sequence");
+  world.memory.reuse(1, three, 2);
+  world.scales[0].clear();
   world.memory.load(1, saved, kIdentity, kVocab);
   world.held(1) = world.held(0);
   world.check_all();

@@ -1,0 +1,559 @@
+// How the weights of each type lie on the device, and how a lane turns 16 of them into f16 pairs. One codec per type.
+//
+// A matrix [N, K] is [N / 32][K / block] records of 32 * block_bytes bytes: as many bytes as in the file. A record holds one
+// block of 32 rows; lane `lane_of_column(n % 32)` owns row n. It begins with the header (what belongs to the block), one
+// stretch per part with all lanes side by side; then come its units of 32 values, each the same way: codes first, then what
+// belongs to the unit. So a warp reads a unit in a few requests of 16, 8, 4, 2 or 1 adjacent bytes per lane, front to back.
+// N is filled up to a multiple of 32 with rows of zero bytes.
+//
+// Codes become halves without a conversion: a small integer or'ed into the bits of 1024.0 is 1024 + integer, exactly, and
+// subtracting gives the integer. Bits stand so that one mask takes a pair of neighbours out of a word:
+//   4 bits   word j holds k = 8j..8j+7; k stands in nibble (k % 8) / 2 + 4 * (k % 2)
+//   2 bits   word j holds k = 16j..16j+15; k stands at bit 2 * (k % 16 / 2) + 16 * (k % 2)
+//   above    the fifth bit of Q5, the third of Q3: one word; the upper two of Q6: two words. See below.
+// Where a shift leaves the integer times 4, 16 or 64, the multiplication of the fused subtraction undoes it, exactly.
+//
+// Every codec has
+//   kValues, kBytes        of a block in the file; kUnits of a record
+//   Header, load_header    what the record's head says to a lane
+//   Unit, load_unit        a unit's bytes of a lane
+//   decode<g>              the 16 values of half g of a unit, as w[8] pairs (k, k + 1): rounded once per operation below
+//   pack                   a row's block from the file into its lane's bytes of the record
+#pragma once
+
+#include "memory.cuh"
+#include "mma_sm70.cuh"
+
+namespace v100::cuda {
+
+constexpr int kUnitValues = 32;
+constexpr uint32_t kMagic = 0x64006400u;  // 1024, 1024
+
+__device__ __forceinline__ __half2 as_half2(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+__device__ __forceinline__ uint32_t as_bits(__half2 pair) { return *reinterpret_cast<const uint32_t*>(&pair); }
+// The low or high half of a word, twice.
+__device__ __forceinline__ __half2 low_twice(uint32_t word) { return as_half2(__byte_perm(word, 0, 0x1010)); }
+__device__ __forceinline__ __half2 high_twice(uint32_t word) { return as_half2(__byte_perm(word, 0, 0x3232)); }
+// An integer of 0..1023, twice.
+__device__ __forceinline__ __half2 integer_twice(uint32_t value) {
+  return __hsub2(as_half2(__byte_perm(value, 0, 0x1010) | kMagic), as_half2(kMagic));
+}
+__device__ __forceinline__ uint32_t rotate_right(uint32_t word, int by) { return __funnelshift_r(word, word, by); }
+
+// Pair p (0..3) of a word of eight 4-bit codes, with `extra` bits already at 4.. (even p) or 8.. (odd p), minus offset.
+template <int p, int kOffset>
+__device__ __forceinline__ __half2 pair_of_nibbles(uint32_t word, uint32_t extra) {
+  const uint32_t shifted = p >= 2 ? word >> 8 : word;
+  if (p % 2 == 0)
+    return __hsub2(as_half2((shifted & 0x000f000fu) | kMagic | extra), __float2half2_rn(1024.0f + kOffset));
+  return __hfma2(as_half2((shifted & 0x00f000f0u) | kMagic | extra), __float2half2_rn(0.0625f),
+                 __float2half2_rn(-(64.0f + kOffset)));
+}
+
+// Pair p (0..7) of a word of sixteen 2-bit codes, with an extra bit already at 2 + 2 * (p % 4), minus offset.
+template <int p, int kOffset>
+__device__ __forceinline__ __half2 pair_of_two_bits(uint32_t word, uint32_t extra) {
+  constexpr int r = p % 4;
+  const uint32_t bits = ((p >= 4 ? word >> 8 : word) & (0x00030003u << 2 * r)) | kMagic | extra;
+  constexpr float kPart = 1.0f / (1 << 2 * r);
+  if (r == 0) return __hsub2(as_half2(bits), __float2half2_rn(1024.0f + kOffset));
+  return __hfma2(as_half2(bits), __float2half2_rn(kPart), __float2half2_rn(-(1024.0f * kPart + kOffset)));
+}
+
+// Calls body<p>() for p = 0..n-1: pairs need their number at compile time.
+template <int n, int p = 0, class Body>
+__device__ __forceinline__ void for_each(const Body& body) {
+  if constexpr (p < n) {
+    body.template operator()<p>();
+    for_each<n, p + 1>(body);
+  }
+}
+
+// --- packing: the inverse, one value after the other ---------------------------------------------------------------
+
+__device__ __forceinline__ int nibble_place(int k) { return 4 * ((k % 8) / 2 + 4 * (k % 2)); }     // in word k / 8
+__device__ __forceinline__ int two_bit_place(int k) { return 2 * ((k % 16) / 2) + 16 * (k % 2); }  // in word k / 16
+// The fifth bit: after a rotation by j + 8 q the bits of word j's pairs 2q and 2q + 1 stand at 4 and 8.
+__device__ __forceinline__ int fifth_bit_place(int k) {
+  const int j = k / 8, p = k % 8 / 2;
+  return (4 + 4 * (p % 2) + 16 * (k % 2) + j + 8 * (p / 2)) % 32;
+}
+// The upper two bits of six: word q; after a rotation by 2 (j % 2) + 8 (j / 2) they stand at 4 and 8.
+__device__ __forceinline__ int upper_bits_place(int k) {
+  const int j = k / 8, p = k % 8 / 2;
+  return (4 + 4 * (p % 2) + 16 * (k % 2) + 2 * (j % 2) + 8 * (j / 2)) % 32;
+}
+// The third bit: after a rotation by j + 8 q the bits of word j's pairs 4q + r stand at 2 + 2 r.
+__device__ __forceinline__ int third_bit_place(int k) {
+  const int j = k / 16, p = k % 16 / 2;
+  return (2 + 2 * (p % 4) + 16 * (k % 2) + j + 8 * (p / 4)) % 32;
+}
+
+__device__ __forceinline__ void put_2(uint8_t* to, uint32_t value) {
+  *reinterpret_cast<uint16_t*>(to) = static_cast<uint16_t>(value);
+}
+__device__ __forceinline__ void put_4(uint8_t* to, uint32_t value) { *reinterpret_cast<uint32_t*>(to) = value; }
+__device__ __forceinline__ uint32_t get_2(const uint8_t* from) { return from[0] | from[1] << 8; }
+__device__ __forceinline__ uint32_t get_4(const uint8_t* from) { return get_2(from) | get_2(from + 2) << 16; }
+
+template <class CodeOf>
+__device__ __forceinline__ void put_nibbles(uint8_t* to, const CodeOf& code) {
+  for (int j = 0; j < 4; ++j) {
+    uint32_t word = 0;
+    for (int k = 8 * j; k < 8 * j + 8; ++k) word |= (code(k) & 15u) << nibble_place(k);
+    put_4(to + 4 * j, word);
+  }
+}
+template <class CodeOf>
+__device__ __forceinline__ void put_two_bits(uint8_t* to, const CodeOf& code) {
+  for (int j = 0; j < 2; ++j) {
+    uint32_t word = 0;
+    for (int k = 16 * j; k < 16 * j + 16; ++k) word |= (code(k) & 3u) << two_bit_place(k);
+    put_4(to + 4 * j, word);
+  }
+}
+
+// --- codecs of blocks of 32 values ---------------------------------------------------------------------------------
+
+struct NoHeader {};
+
+// d [f16], 32 int8. On the device codes are q + 128.
+struct Q8_0 {
+  static constexpr int kValues = 32, kBytes = 34, kUnits = 1;
+  using Header = NoHeader;
+  struct Unit {
+    uint4 codes[2];
+    uint32_t d;
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
+    return {{stream_16(record + 16 * lane), stream_16(record + 512 + 16 * lane)}, stream_2(record + 1024 + 2 * lane)};
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header&, const Unit& unit, int, uint32_t (&w)[8]) {
+    const uint32_t words[4] = {unit.codes[g].x, unit.codes[g].y, unit.codes[g].z, unit.codes[g].w};
+    const __half2 d = low_twice(unit.d), offset = __float2half2_rn(1152.0f);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      w[2 * j] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(words[j], 0x64646464u, 0x4140)), offset), d));
+      w[2 * j + 1] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(words[j], 0x64646464u, 0x4342)), offset), d));
+    }
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int k = 0; k < 32; ++k) record[512 * (k / 16) + 16 * lane + k % 16] = block[2 + k] ^ 0x80;
+    put_2(record + 1024 + 2 * lane, get_2(block));
+  }
+};
+
+// 4-bit codes with one scale and perhaps a minimum; 5-bit codes with their fifth bits in a word.
+//   Q4_0  d, 16 bytes: code k in the low nibble of byte k, k + 16 in the high       value d * (q - 8)
+//   Q4_1  d, m, 16 bytes                                                            value d * q + m
+//   Q5_0  d, 4 bytes of fifth bits, 16 bytes                                        value d * (q - 16)
+//   Q5_1  d, m, 4 bytes, 16 bytes                                                   value d * q + m
+template <bool kMinimum, bool kFifthBit>
+struct SmallBlocks {
+  static constexpr int kScaleBytes = kMinimum ? 4 : 2;
+  static constexpr int kValues = 32, kBytes = kScaleBytes + (kFifthBit ? 4 : 0) + 16, kUnits = 1;
+  static constexpr int kOffset = kMinimum ? 0 : kFifthBit ? 16 : 8;
+  using Header = NoHeader;
+  struct Unit {
+    uint4 codes;
+    uint32_t fifth;
+    uint32_t scale;  // d, or d and m
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
+    Unit unit;
+    unit.codes = stream_16(record + 16 * lane);
+    unit.fifth = kFifthBit ? stream_4(record + 512 + 4 * lane) : 0;
+    const uint8_t* scales = record + (kFifthBit ? 640 : 512);
+    unit.scale = kMinimum ? stream_4(scales + 4 * lane) : stream_2(scales + 2 * lane);
+    return unit;
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header&, const Unit& unit, int, uint32_t (&w)[8]) {
+    const uint32_t words[2] = {g == 0 ? unit.codes.x : unit.codes.z, g == 0 ? unit.codes.y : unit.codes.w};
+    const __half2 d = low_twice(unit.scale), m = high_twice(unit.scale);
+    for_each<8>([&]<int p>() {
+      constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
+      const uint32_t turned = rotate_right(unit.fifth, j + 8 * q);
+      const uint32_t extra = kFifthBit ? turned & (p % 2 == 0 ? 0x00100010u : 0x01000100u) : 0;
+      const __half2 code = pair_of_nibbles<p % 4, kOffset>(words[p / 4], extra);
+      w[p] = as_bits(kMinimum ? __hfma2(code, d, m) : __hmul2(code, d));
+    });
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    const uint8_t* codes = block + kScaleBytes + (kFifthBit ? 4 : 0);
+    put_nibbles(record + 16 * lane,
+                [&](int k) { return static_cast<uint32_t>(k < 16 ? codes[k] & 15 : codes[k - 16] >> 4); });
+    if (kFifthBit) {
+      const uint32_t bits = get_4(block + kScaleBytes);
+      uint32_t fifth = 0;
+      for (int k = 0; k < 32; ++k) fifth |= (bits >> k & 1u) << fifth_bit_place(k);
+      put_4(record + 512 + 4 * lane, fifth);
+    }
+    uint8_t* scales = record + (kFifthBit ? 640 : 512);
+    if (kMinimum)
+      put_4(scales + 4 * lane, get_4(block));
+    else
+      put_2(scales + 2 * lane, get_2(block));
+  }
+};
+using Q4_0 = SmallBlocks<false, false>;
+using Q4_1 = SmallBlocks<true, false>;
+using Q5_0 = SmallBlocks<false, true>;
+using Q5_1 = SmallBlocks<true, true>;
+
+// Sixteen levels, looked up as bytes by the byte permutation: 8 entries per instruction, the code's top bit chooses between
+// two. Nibble i of word j is k = 8j + i here. Levels stand in the table plus 128.
+struct LevelTable {
+  uint32_t t[4];
+};
+
+__device__ __forceinline__ void decode_levels(const LevelTable& table, uint32_t word, __half2 d, uint32_t* w) {
+  const __half2 offset = __float2half2_rn(1152.0f);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t codes = half == 0 ? word : word >> 16;
+    const uint32_t place = codes & 0x7777u;
+    const uint32_t low = __byte_perm(table.t[0], table.t[1], place), high = __byte_perm(table.t[2], table.t[3], place);
+    const uint32_t bytes = __byte_perm(low, high, 0x3210u | (codes & 0x8888u) >> 1);
+    w[2 * half] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), offset), d));
+    w[2 * half + 1] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), offset), d));
+  }
+}
+
+template <class CodeOf>
+__device__ __forceinline__ void put_nibbles_in_order(uint8_t* to, const CodeOf& code) {
+  for (int j = 0; j < 4; ++j) {
+    uint32_t word = 0;
+    for (int i = 0; i < 8; ++i) word |= (code(8 * j + i) & 15u) << 4 * i;
+    put_4(to + 4 * j, word);
+  }
+}
+
+// The levels of IQ4: -127 -104 -83 -65 -49 -35 -22 -10 1 13 25 38 53 69 89 113.
+__device__ __forceinline__ LevelTable iq4_levels() { return {{0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u}}; }
+// Twice the values of E2M1: 0 1 2 3 4 6 8 12 and their negatives.
+__device__ __forceinline__ LevelTable e2m1_levels() { return {{0x83828180u, 0x8c888684u, 0x7d7e7f80u, 0x74787a7cu}}; }
+
+// IQ4_NL: d [f16], 16 bytes as Q4_0. MXFP4: the exponent of a power of two, 16 bytes.
+template <bool kPowerOfTwo>
+struct LevelBlocks {
+  static constexpr int kScaleBytes = kPowerOfTwo ? 1 : 2;
+  static constexpr int kValues = 32, kBytes = kScaleBytes + 16, kUnits = 1;
+  using Header = NoHeader;
+  struct Unit {
+    uint4 codes;
+    uint32_t scale;
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
+    const uint8_t* scales = record + 512 + kScaleBytes * lane;
+    return {stream_16(record + 16 * lane), kPowerOfTwo ? stream_1(scales) : stream_2(scales)};
+  }
+  // 2^(e - 128) as f16 bits: half of 2^(e - 127), since the levels are doubled. Above 2^15 it stays there, below 2^-24 it is 0.
+  static __device__ __forceinline__ uint32_t power_of_two(uint32_t e) {
+    const int biased = static_cast<int>(e) - 113;
+    if (biased > 0) return static_cast<uint32_t>(min(biased, 30)) << 10;
+    return biased > -10 ? 512u >> -biased : 0u;
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header&, const Unit& unit, int, uint32_t (&w)[8]) {
+    const LevelTable table = kPowerOfTwo ? e2m1_levels() : iq4_levels();
+    const __half2 d = low_twice(kPowerOfTwo ? power_of_two(unit.scale) : unit.scale);
+    decode_levels(table, g == 0 ? unit.codes.x : unit.codes.z, d, w);
+    decode_levels(table, g == 0 ? unit.codes.y : unit.codes.w, d, w + 4);
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    const uint8_t* codes = block + kScaleBytes;
+    put_nibbles_in_order(record + 16 * lane,
+                         [&](int k) { return static_cast<uint32_t>(k < 16 ? codes[k] & 15 : codes[k - 16] >> 4); });
+    if (kPowerOfTwo)
+      record[512 + lane] = block[0];
+    else
+      put_2(record + 512 + 2 * lane, get_2(block));
+  }
+};
+using IQ4_NL = LevelBlocks<false>;
+using MXFP4 = LevelBlocks<true>;
+
+// Values as they are. BF16 and F32 become this when a model is loaded. 32 values are a block.
+struct F16 {
+  static constexpr int kValues = 32, kBytes = 64, kUnits = 1;
+  using Header = NoHeader;
+  struct Unit {
+    uint4 values[4];
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
+    Unit unit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) unit.values[i] = stream_16(record + 512 * i + 16 * lane);
+    return unit;
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header&, const Unit& unit, int, uint32_t (&w)[8]) {
+    const uint4 a = unit.values[2 * g], b = unit.values[2 * g + 1];
+    w[0] = a.x, w[1] = a.y, w[2] = a.z, w[3] = a.w;
+    w[4] = b.x, w[5] = b.y, w[6] = b.z, w[7] = b.w;
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int i = 0; i < 32; ++i) put_2(record + 512 * (i / 8) + 16 * lane + 2 * (i % 8), get_2(block + 2 * i));
+  }
+};
+
+// --- codecs of super-blocks of 256 values: 8 units -----------------------------------------------------------------
+
+// The 6-bit scale and minimum of a unit: low nibbles in a byte beside the unit's codes, upper two bits of all units in
+// the header's word.
+struct SixBits {
+  uint32_t scale, min;
+};
+__device__ __forceinline__ SixBits six_bits(uint32_t byte, uint32_t upper, int unit) {
+  const uint32_t top = upper >> 4 * unit;
+  return {(byte & 15u) | (top & 3u) << 4, byte >> 4 | (top & 12u) << 2};
+}
+
+// Q4_K, Q5_K: d, dmin [f16], 12 bytes of 6-bit scales and minima, then 32 bytes of fifth bits (Q5_K), 128 bytes of nibbles:
+// unit 2i in the low and 2i + 1 in the high nibbles of bytes 32i... Value d * scale * q - dmin * min.
+template <bool kFifthBit>
+struct KBlocks {
+  static constexpr int kValues = 256, kBytes = kFifthBit ? 176 : 144, kUnits = 8;
+  static constexpr int kUnitBytes = kFifthBit ? 672 : 544;
+  struct Header {
+    uint32_t d;      // d, dmin
+    uint32_t upper;  // 4 bits per unit
+  };
+  struct Unit {
+    uint4 codes;
+    uint32_t fifth;
+    uint32_t scale;  // low nibbles of scale and minimum
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_4(record + 4 * lane), stream_4(record + 128 + 4 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
+    const uint8_t* at = record + 256 + kUnitBytes * unit;
+    Unit loaded;
+    loaded.codes = stream_16(at + 16 * lane);
+    loaded.fifth = kFifthBit ? stream_4(at + 512 + 4 * lane) : 0;
+    loaded.scale = stream_1(at + kUnitBytes - 32 + lane);
+    return loaded;
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int index, uint32_t (&w)[8]) {
+    const SixBits six = six_bits(unit.scale, header.upper, index);
+    const __half2 d = __hmul2(low_twice(header.d), integer_twice(six.scale));
+    const __half2 m = __hneg2(__hmul2(high_twice(header.d), integer_twice(six.min)));
+    const uint32_t words[2] = {g == 0 ? unit.codes.x : unit.codes.z, g == 0 ? unit.codes.y : unit.codes.w};
+    for_each<8>([&]<int p>() {
+      constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
+      const uint32_t turned = rotate_right(unit.fifth, j + 8 * q);
+      const uint32_t extra = kFifthBit ? turned & (p % 2 == 0 ? 0x00100010u : 0x01000100u) : 0;
+      w[p] = as_bits(__hfma2(pair_of_nibbles<p % 4, 0>(words[p / 4], extra), d, m));
+    });
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    const uint8_t* packed = block + 4;
+    const uint8_t* high = block + 16;
+    const uint8_t* codes = block + (kFifthBit ? 48 : 16);
+    uint32_t upper = 0;
+    for (int u = 0; u < 8; ++u) {
+      const int i = u % 4;
+      const uint32_t scale = u < 4 ? packed[i] & 63u : (packed[i + 8] & 15u) | (packed[i] >> 6) << 4;
+      const uint32_t min = u < 4 ? packed[i + 4] & 63u : packed[i + 8] >> 4 | (packed[i + 4] >> 6) << 4;
+      upper |= (scale >> 4 | (min >> 4) << 2) << 4 * u;
+      uint8_t* at = record + 256 + kUnitBytes * u;
+      put_nibbles(at + 16 * lane, [&](int k) { return static_cast<uint32_t>(codes[32 * (u / 2) + k]) >> 4 * (u % 2); });
+      if (kFifthBit) {
+        uint32_t fifth = 0;
+        for (int k = 0; k < 32; ++k) fifth |= (high[k] >> u & 1u) << fifth_bit_place(k);
+        put_4(at + 512 + 4 * lane, fifth);
+      }
+      at[kUnitBytes - 32 + lane] = static_cast<uint8_t>((scale & 15u) | (min & 15u) << 4);
+    }
+    put_4(record + 4 * lane, get_4(block));
+    put_4(record + 128 + 4 * lane, upper);
+  }
+};
+using Q4_K = KBlocks<false>;
+using Q5_K = KBlocks<true>;
+
+// Q6_K: 128 bytes of low nibbles, 64 of upper bits, 16 scales [int8] of 16 values each, d [f16]. Value d * scale * (q - 32).
+struct Q6_K {
+  static constexpr int kValues = 256, kBytes = 210, kUnits = 8, kUnitBytes = 832;
+  struct Header {
+    uint32_t d;
+  };
+  struct Unit {
+    uint4 codes;
+    uint2 upper;
+    uint32_t scales;  // of the two halves, each plus 128
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_2(record + 2 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
+    const uint8_t* at = record + 64 + kUnitBytes * unit;
+    return {stream_16(at + 16 * lane), stream_8(at + 512 + 8 * lane), stream_2(at + 768 + 2 * lane)};
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int, uint32_t (&w)[8]) {
+    const uint32_t scale = __byte_perm(unit.scales, 0x64646464u, g == 0 ? 0x4040 : 0x4141);
+    const __half2 d = __hmul2(low_twice(header.d), __hsub2(as_half2(scale), __float2half2_rn(1152.0f)));
+    const uint32_t words[2] = {g == 0 ? unit.codes.x : unit.codes.z, g == 0 ? unit.codes.y : unit.codes.w};
+    for_each<8>([&]<int p>() {
+      constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
+      const uint32_t turned = rotate_right(q == 0 ? unit.upper.x : unit.upper.y, 2 * (j % 2) + 8 * (j / 2));
+      const uint32_t extra = turned & (p % 2 == 0 ? 0x00300030u : 0x03000300u);
+      w[p] = as_bits(__hmul2(pair_of_nibbles<p % 4, 32>(words[p / 4], extra), d));
+    });
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < 8; ++u) {
+      const auto code = [&](int k) {
+        const int half = u / 4, i = 32 * (u % 4) + k;  // value i of the half of 128
+        const uint32_t low = block[64 * half + i % 64] >> 4 * (i / 64) & 15u;
+        return low | (block[128 + 32 * half + i % 32] >> 2 * (i / 32) & 3u) << 4;
+      };
+      uint8_t* at = record + 64 + kUnitBytes * u;
+      put_nibbles(at + 16 * lane, code);
+      uint32_t upper[2] = {0, 0};
+      for (int k = 0; k < 32; ++k) upper[k % 8 / 4] |= (code(k) >> 4) << upper_bits_place(k);
+      put_4(at + 512 + 8 * lane, upper[0]);
+      put_4(at + 516 + 8 * lane, upper[1]);
+      at[768 + 2 * lane] = block[192 + 2 * u] ^ 0x80;
+      at[769 + 2 * lane] = block[193 + 2 * u] ^ 0x80;
+    }
+    put_2(record + 2 * lane, get_2(block + 208));
+  }
+};
+
+// Q2_K: 16 bytes of 4-bit scales and minima of 16 values each, 64 bytes of 2-bit codes, d, dmin. Value d * scale * q - dmin * min.
+struct Q2_K {
+  static constexpr int kValues = 256, kBytes = 84, kUnits = 8, kUnitBytes = 320;
+  struct Header {
+    uint32_t d;
+  };
+  struct Unit {
+    uint2 codes;
+    uint32_t scales;  // a byte per half
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_4(record + 4 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
+    const uint8_t* at = record + 128 + kUnitBytes * unit;
+    return {stream_8(at + 8 * lane), stream_2(at + 256 + 2 * lane)};
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int, uint32_t (&w)[8]) {
+    const uint32_t byte = unit.scales >> 8 * g;
+    const __half2 d = __hmul2(low_twice(header.d), integer_twice(byte & 15u));
+    const __half2 m = __hneg2(__hmul2(high_twice(header.d), integer_twice(byte >> 4 & 15u)));
+    for_each<8>([&]<int p>() {
+      w[p] = as_bits(__hfma2(pair_of_two_bits<p, 0>(g == 0 ? unit.codes.x : unit.codes.y, 0), d, m));
+    });
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < 8; ++u) {
+      uint8_t* at = record + 128 + kUnitBytes * u;
+      put_two_bits(at + 8 * lane,
+                   [&](int k) { return static_cast<uint32_t>(block[16 + 32 * (u / 4) + k]) >> 2 * (u % 4); });
+      put_2(at + 256 + 2 * lane, get_2(block + 2 * u));
+    }
+    put_4(record + 4 * lane, get_4(block + 80));
+  }
+};
+
+// Q3_K: 32 bytes of third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales (minus 32) of 16 values each, d [f16].
+// Value d * (scale - 32) * (q - 4) with q of three bits.
+struct Q3_K {
+  static constexpr int kValues = 256, kBytes = 110, kUnits = 8, kUnitBytes = 416;
+  struct Header {
+    uint32_t d;
+    uint32_t upper;  // 4 bits per unit: the upper two of each half's scale
+  };
+  struct Unit {
+    uint2 codes;
+    uint32_t third;
+    uint32_t scales;  // low nibbles of the halves' scales
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_2(record + 2 * lane), stream_4(record + 64 + 4 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
+    const uint8_t* at = record + 192 + kUnitBytes * unit;
+    return {stream_8(at + 8 * lane), stream_4(at + 256 + 4 * lane), stream_1(at + 384 + lane)};
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int index, uint32_t (&w)[8]) {
+    const SixBits six = six_bits(unit.scales, header.upper, index);
+    const __half2 scale = __hsub2(integer_twice(g == 0 ? six.scale : six.min), __float2half2_rn(32.0f));
+    const __half2 d = __hmul2(low_twice(header.d), scale);
+    for_each<8>([&]<int p>() {
+      const uint32_t turned = rotate_right(unit.third, g + 8 * (p / 4));
+      const uint32_t extra = turned & (0x00040004u << 2 * (p % 4));
+      w[p] = as_bits(__hmul2(pair_of_two_bits<p, 4>(g == 0 ? unit.codes.x : unit.codes.y, extra), d));
+    });
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    const uint8_t* packed = block + 96;
+    uint32_t upper = 0;
+    for (int u = 0; u < 8; ++u) {
+      uint32_t scale[2];
+      for (int h = 0; h < 2; ++h) {
+        const int s = 2 * u + h;
+        scale[h] = (packed[s % 8] >> 4 * (s / 8) & 15u) | (packed[8 + s % 4] >> 2 * (s / 4) & 3u) << 4;
+      }
+      upper |= (scale[0] >> 4 | (scale[1] >> 4) << 2) << 4 * u;
+      uint8_t* at = record + 192 + kUnitBytes * u;
+      put_two_bits(at + 8 * lane,
+                   [&](int k) { return static_cast<uint32_t>(block[32 + 32 * (u / 4) + k]) >> 2 * (u % 4); });
+      uint32_t third = 0;
+      for (int k = 0; k < 32; ++k) third |= (block[k] >> u & 1u) << third_bit_place(k);
+      put_4(at + 256 + 4 * lane, third);
+      at[384 + lane] = static_cast<uint8_t>((scale[0] & 15u) | (scale[1] & 15u) << 4);
+    }
+    put_2(record + 2 * lane, get_2(block + 108));
+    put_4(record + 64 + 4 * lane, upper);
+  }
+};
+
+// IQ4_XS: d [f16], upper two bits of 8 scales [u16], their low nibbles [4 bytes], 128 bytes: unit u in bytes 16u..., code k in
+// the low nibble of byte k, k + 16 in the high. Value d * (scale - 32) * level.
+struct IQ4_XS {
+  static constexpr int kValues = 256, kBytes = 136, kUnits = 8;
+  struct Header {
+    uint32_t d;      // d, upper bits
+    uint32_t lower;  // nibbles
+  };
+  struct Unit {
+    uint4 codes;
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_4(record + 4 * lane), stream_4(record + 128 + 4 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
+    return {stream_16(record + 256 + 512 * unit + 16 * lane)};
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int index, uint32_t (&w)[8]) {
+    const uint32_t scale = (header.lower >> 4 * index & 15u) | (header.d >> (16 + 2 * index) & 3u) << 4;
+    const __half2 d = __hmul2(low_twice(header.d), __hsub2(integer_twice(scale), __float2half2_rn(32.0f)));
+    decode_levels(iq4_levels(), g == 0 ? unit.codes.x : unit.codes.z, d, w);
+    decode_levels(iq4_levels(), g == 0 ? unit.codes.y : unit.codes.w, d, w + 4);
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < 8; ++u)
+      put_nibbles_in_order(record + 256 + 512 * u + 16 * lane, [&](int k) {
+        const uint8_t* codes = block + 8 + 16 * u;
+        return static_cast<uint32_t>(k < 16 ? codes[k] & 15 : codes[k - 16] >> 4);
+      });
+    put_4(record + 4 * lane, get_4(block));
+    put_4(record + 128 + 4 * lane, get_4(block + 4));
+  }
+};
+
+}  // namespace v100::cuda

@@ -1,0 +1,44 @@
+// The tensor instruction of SM70 and where a lane's values stand in it. The only home of the fragment map.
+//
+// mma.m8n8k4 works in four quadpairs: quadpair p holds lanes 4p..4p+3 and 4p+16..4p+19 and makes its own 8x8x4 product.
+// We let all quadpairs share A (8 rows of activations) and give each 8 columns of B, so one instruction is an 8x32x4 product:
+//   A   row = (lane & 3) + 4 * (lane / 16), k = 0..3                    two registers: (k0, k1), (k2, k3)
+//   B   column = 8 * ((lane / 4) & 3) + (lane & 3) + 4 * (lane / 16)    the same, of its column
+//   C   register i: row = (lane & 1) + (i & 2) + 4 * (lane / 16), column = 8 * ((lane / 4) & 3) + (i & 4) + (lane & 2) + (i & 1)
+#pragma once
+
+#include "base.cuh"
+
+namespace v100::cuda {
+
+constexpr int kTileRows = 8;      // of activations in one instruction
+constexpr int kTileColumns = 32;  // output features of one warp
+
+__host__ __device__ __forceinline__ constexpr int column_of_lane(int lane) {
+  return 8 * ((lane >> 2) & 3) + (lane & 3) + 4 * (lane >> 4);
+}
+__host__ __device__ __forceinline__ constexpr int lane_of_column(int column) {
+  return (column & 3) | (((column >> 3) & 3) << 2) | (((column >> 2) & 1) << 4);
+}
+__device__ __forceinline__ int row_of_a(int lane) { return (lane & 3) + 4 * (lane >> 4); }
+__device__ __forceinline__ int row_of_c(int lane, int i) { return (lane & 1) + (i & 2) + 4 * (lane >> 4); }
+__device__ __forceinline__ int column_of_c(int lane, int i) {
+  return 8 * ((lane >> 2) & 3) + (i & 4) + (lane & 2) + (i & 1);
+}
+
+// c += a * b^T for k = 4; sums in f32. SM70.
+__device__ __forceinline__ void mma_8x32x4(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
+#ifdef V100_BENCH_NO_MMA
+  // For timing the loads where the instruction is emulated: every operand is used, nothing is right.
+  c[0] += __uint_as_float((a0 ^ b0) & 0x3fffffffu);
+  c[1] += __uint_as_float((a1 ^ b1) & 0x3fffffffu);
+#else
+  asm volatile(
+      "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9}, {%10,%11}, "
+      "{%0,%1,%2,%3,%4,%5,%6,%7};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+      : "r"(a0), "r"(a1), "r"(b0), "r"(b1));
+#endif
+}
+
+}  // namespace v100::cuda

@@ -1,0 +1,88 @@
+"""Packs weights and runs the streaming kernels of `linear.cu` as the launcher does, for tests and timings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.cuda_device import Array, Device, linear_job, parameter_structs
+from support.random_blocks import block_size
+
+THREADS = 256
+ROW_TILES = {8: 1, 16: 2, 32: 4, 64: 8}  # by the most rows of a kernel
+
+
+class Weight(NamedTuple):
+    type_name: str
+    packed: Array
+    out_features: int
+    in_features: int
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.out_features // 32)
+
+
+def pack(device: Device, type_name: str, rows: NDArray[np.uint8], features: int) -> Weight:
+    """Repacks a matrix of file rows on the device."""
+    values, size = block_size(type_name)
+    blocks, out_features = features // values, len(rows)
+    packed = device.empty((-(-out_features // 32) * blocks * 32 * size,), np.uint8)
+    packed.fill(0)
+    repack = device.kernel("repack", f"repack_{type_name}")
+    grid = -(-out_features * blocks // THREADS)
+    source = device.put(rows)
+    repack(grid, THREADS, "RepackParams", rows=source, packed=packed, out_features=out_features, blocks=blocks)
+    device.synchronize()
+    return Weight(type_name, packed, out_features, features)
+
+
+class Panel(NamedTuple):
+    values: Array
+    row_scale: Array
+    rows: int
+    most_rows: int  # of the kernel that reads it: 8, 16, 32, 64
+
+
+def make_panel(device: Device, x: Array) -> Panel:
+    rows, features = x.shape
+    most_rows = next(most for most in ROW_TILES if rows <= most)
+    tiles = ROW_TILES[most_rows]
+    panel = Panel(device.empty((features * tiles * 8,), np.uint16), device.empty((rows,)), rows, most_rows)
+    launch = device.kernel("panel", "panel")
+    fields: dict[str, Any] = {"x": x, "panel": panel.values, "row_scale": panel.row_scale}
+    launch(tiles * 8, THREADS, "PanelParams", rows=rows, features=features, tiles=tiles, **fields)
+    return panel
+
+
+class Job(NamedTuple):
+    weight: Weight
+    y: Array
+    bias: Array | None = None
+    scale: float = 1.0
+    adds: bool = False
+
+
+def run_linear(device: Device, panel: Panel, jobs: Sequence[Job], activation: int | None = None) -> None:
+    """One launch: every job, or with an activation job 0 as the gate of job 1."""
+    gated = activation is not None
+    structs, tiles = parameter_structs()["LinearParams"]().job, 0
+    for i, job in enumerate(jobs):
+        first = 0 if gated else tiles
+        bias = job.bias if job.bias is not None else 0
+        structs[i] = linear_job(
+            weight=job.weight.packed, bias=bias, y=job.y, out_features=job.weight.out_features,
+            first_tile=first, scale=job.scale, adds=int(job.adds),
+        )  # fmt: skip
+        tiles = job.weight.tiles if gated else tiles + job.weight.tiles
+    columns = 2 if gated or panel.most_rows > 8 else 1
+    grid = tiles if gated else -(-tiles // columns)
+    name = f"{'gated_' if gated else ''}rows{panel.most_rows}"
+    launch = device.kernel(f"linear_{jobs[0].weight.type_name.lower()}", name)
+    launch(
+        grid, 256 * columns, "LinearParams", panel=panel.values, row_scale=panel.row_scale, rows=panel.rows,
+        in_features=jobs[0].weight.in_features, jobs=len(jobs), tiles=tiles, activation=activation or 0, job=structs,
+    )  # fmt: skip

@@ -24,6 +24,7 @@
 #include "memory/paged_memory.h"
 #include "memory/prefix_memory.h"
 #include "memory/state_pool.h"
+#include "model/dflash.h"
 #include "ops/observed.h"
 #include "sampling/sampler.h"
 
@@ -74,6 +75,12 @@ struct StepOutput {
 StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
                       bool post_sampling_probs);
 
+// Draft for a sequence with the drafter of blocks that came with the model.
+struct BlockWork {
+  int32_t sequence;
+  int32_t last;  // the token after those that the sequence holds
+};
+
 // Append tokens to a sequence; their hidden states go to the pool, which has taken in all tokens of the sequence so far.
 struct EmbeddingWork {
   int32_t sequence;
@@ -108,6 +115,10 @@ class Engine {
   // when the next token of a sequence finds no page. Outputs come pass by pass, each in the order of the work.
   // Recurrent models are limited to one pass (InvalidArgument): an error in a later one could not be undone.
   std::vector<StepOutput> step(std::span<const SequenceWork> work, int32_t n_passes = 1);
+
+  // For each item the n_draft tokens that may follow `last`. Sequences stay as they are. Throws ContextFull and
+  // InvalidArgument before any row is computed.
+  std::vector<DraftLattice> draft_blocks(std::span<const BlockWork> work, int32_t n_draft);
 
   // Moves texts on towards their embeddings. All or nothing: throws ContextFull or InvalidArgument before any row is
   // computed; any other error leaves every sequence with its old length and every pool empty.

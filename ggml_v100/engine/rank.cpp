@@ -42,4 +42,10 @@ Tensor Rank::forward(const Ubatch& ubatch) const {
   return text_.forward(*ops_, ubatch.rows, state, ubatch.outputs);
 }
 
+Tensor Rank::block_states(const Ubatch& ubatch, int32_t block_rows) const {
+  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.block_ropes, {}, ubatch.windowed};
+  ops_->enter(ubatch.rows);
+  return text_.block_states(*ops_, ubatch.rows, block_rows, state);
+}
+
 }  // namespace v100

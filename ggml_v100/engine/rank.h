@@ -45,6 +45,8 @@ class Rank {
 
   // Hidden states [outputs, hidden] after the output norm, the same on all ranks. The caller holds a Scope.
   Tensor forward(const Ubatch& ubatch) const;
+  // TextModel::block_states of the rows. The caller holds a Scope.
+  Tensor block_states(const Ubatch& ubatch, int32_t block_rows) const;
 
  private:
   const TextModel& text_;

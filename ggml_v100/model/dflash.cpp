@@ -31,7 +31,9 @@ std::vector<int32_t> read_target_layers(const Metadata& metadata, const Keys& ke
   return layers;
 }
 
-// The likeliest entries of a row, by falling logit, of equal ones the lower id first.
+constexpr int32_t kCandidates = 10;  // of DFlash, which does not say
+
+// The likeliest entries of a row, by falling logit, of equal ones the lower first.
 void choose_candidates(std::span<const float> logits, std::span<int32_t> chosen) {
   std::vector<int32_t> ids(logits.size());
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
@@ -234,15 +236,31 @@ Tensor DFlash::states(Ops& ops, Tensor embedded, const Rows& rows, const Rows& w
 }
 
 DraftLattice DFlash::lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const float> logits) const {
-  const Selector& w = *selector_;
-  const int32_t k = w.candidates, n = states.rows, rank = w.hidden.weight->out_features;
-  const size_t vocab = logits.size() / static_cast<size_t>(n);
+  const int32_t n = states.rows;
+  const size_t width = logits.size() / static_cast<size_t>(n);
+  const int32_t k = std::min(selector_ ? selector_->candidates : kCandidates, static_cast<int32_t>(width));
   DraftLattice lattice{n, k, std::vector<int32_t>(static_cast<size_t>(n * k)),
                        std::vector<float>(static_cast<size_t>(n) * static_cast<size_t>(k * k))};
-  for (int32_t t = 0; t < n; ++t)
-    choose_candidates(logits.subspan(static_cast<size_t>(t) * vocab, vocab),
-                      std::span(lattice.tokens).subspan(static_cast<size_t>(t * k), static_cast<size_t>(k)));
+  for (int32_t t = 0; t < n; ++t) {
+    const auto row = logits.subspan(static_cast<size_t>(t) * width, width);
+    const auto chosen = std::span(lattice.tokens).subspan(static_cast<size_t>(t * k), static_cast<size_t>(k));
+    choose_candidates(row, chosen);
+    for (int32_t j = 0; j < k; ++j) {
+      float score = row[static_cast<size_t>(chosen[static_cast<size_t>(j)])] * logit_scale_;
+      if (logit_cap_ > 0.0f) score = logit_cap_ * std::tanh(score / logit_cap_);
+      for (int32_t i = 0; i < k; ++i) lattice.scores[static_cast<size_t>((t * k + i) * k + j)] = score;
+    }
+    if (!draft_tokens_.empty())
+      for (int32_t& token : chosen) token = draft_tokens_[static_cast<size_t>(token)];
+  }
+  if (selector_) add_transitions(ops, anchor, states, lattice);
+  return lattice;
+}
 
+// S_t(a, b) = U_t(b) + sum over r of A[a]_r g_t,r B[b]_r, where a is the anchor for the first row
+void DFlash::add_transitions(Ops& ops, int32_t anchor, Tensor states, DraftLattice& lattice) const {
+  const Selector& w = *selector_;
+  const int32_t k = lattice.candidates, rank = w.hidden.weight->out_features;
   const Ops::Scope scope(ops);
   std::vector<int32_t> predecessors{anchor};
   predecessors.insert(predecessors.end(), lattice.tokens.begin(), lattice.tokens.end() - k);
@@ -255,18 +273,14 @@ DraftLattice DFlash::lattice(Ops& ops, int32_t anchor, Tensor states, std::span<
   const std::vector<float> after = host(ops.embed(lattice.tokens, w.after));  // [D K, R]
   const std::vector<float> hidden = host(ops.linear(states, w.hidden));       // [D, R]
   const auto row = [rank](const std::vector<float>& x, int32_t i) { return x.data() + int64_t{i} * rank; };
-  // S_t(a, b) = U_t(b) + sum over r of A[a]_r g_t,r B[b]_r  (DFlash2, the candidate selector)
-  for (int32_t t = 0; t < n; ++t)
+  for (int32_t t = 0; t < lattice.rows; ++t)
     for (int32_t i = 0; i < k; ++i)
       for (int32_t j = 0; j < k; ++j) {
         const float *a = row(before, t == 0 ? 0 : 1 + (t - 1) * k + i), *g = row(hidden, t), *b = row(after, t * k + j);
         float sum = 0;
         for (int32_t r = 0; r < rank; ++r) sum = std::fma(a[r] * g[r], b[r], sum);
-        float unary = logits[static_cast<size_t>(t) * vocab + static_cast<size_t>(lattice.token(t, j))] * logit_scale_;
-        if (logit_cap_ > 0.0f) unary = logit_cap_ * std::tanh(unary / logit_cap_);
-        lattice.scores[static_cast<size_t>((t * k + i) * k + j)] = unary + sum;
+        lattice.scores[static_cast<size_t>((t * k + i) * k + j)] += sum;
       }
-  return lattice;
 }
 
 }  // namespace v100

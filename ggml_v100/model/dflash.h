@@ -22,7 +22,8 @@
 
 namespace v100 {
 
-// DFlash2: the likeliest tokens of D rows, and how well each follows each of the row before.
+// The likeliest tokens of D rows and their scores: of DFlash2 how well each follows each of the row before, of DFlash the
+// logits, whatever came before.
 struct DraftLattice {
   int32_t rows = 0;             // D
   int32_t candidates = 0;       // K
@@ -70,7 +71,7 @@ class DFlash {
                 std::span<const KvLayer> kv, const RopeTable& rope) const;
   // kv indices that row j of a block sees when n tokens were taken in.
   RowRange visible(int32_t n, int32_t j, int32_t block_rows, bool is_windowed) const;
-  // DFlash2. states [D, E] of the rows after an anchor, and their logits [D, V].
+  // states [D, E] of the rows after an anchor, and their logits by the output matrix in use.
   DraftLattice lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const float> logits) const;
 
  private:
@@ -91,6 +92,7 @@ class DFlash {
     int32_t candidates = 0;
   };
 
+  void add_transitions(Ops& ops, int32_t anchor, Tensor states, DraftLattice& lattice) const;
   Block load_block(const WeightLoader& weights, int32_t layer) const;
   KeysValues keys_values(Ops& ops, const Block& w, Tensor x, const RopeTable& rope) const;
   Tensor attention(Ops& ops, const Block& w, Tensor x, const Rows& rows, int32_t block_rows, const KvLayer& kv,

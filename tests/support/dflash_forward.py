@@ -78,10 +78,8 @@ class DFlashForward:
     def keys_values(self, layer: int, x: Array, positions: NDArray[np.int64]) -> tuple[Array, Array]:
         block = f"blk.{layer}."
         k = self.heads(x, block + "attn_k.weight")
-        if block + "attn_v.weight" in self.weights:
-            v = self.heads(x, block + "attn_v.weight")
-        else:
-            v = self.norm(k, None)
+        has_values = block + "attn_v.weight" in self.weights
+        v = self.heads(x, block + "attn_v.weight") if has_values else self.norm(k, None)
         return self.rotated(self.norm(k, block + "attn_k_norm.weight"), positions), v
 
     def convolved(self, x: Array, name: str, side: int, coefficients: Array | None) -> Array:

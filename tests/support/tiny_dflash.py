@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from support.tiny_llama import MetadataValue, ModelWriter, common_keys
 
 MASK_TOKEN = 0  # <|endoftext|>

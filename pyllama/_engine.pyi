@@ -498,9 +498,9 @@ class Engine:
     ) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
         """For each (seq_id, last token, not yet computed) what the model's DFlash drafter thinks of the next tokens.
 
-        Returns candidates ``[n_draft, K]``, of each place by falling logit, and scores ``[n_draft, K, K]`` of candidate j
-        after candidate i of the place before (of the first place: after the last token, the same for all i). Sequences
-        stay as they are. Raises `ContextFull`, `InvalidArgument`.
+        Returns candidates ``[n_draft, K]``, of each place by falling logit, and scores ``[n_draft, K, K]`` of
+        candidate j after candidate i of the place before (of the first place: after the last token, the same for all
+        i). Sequences stay as they are. Raises `ContextFull`, `InvalidArgument`.
         """
 
     # Sequence memory. Lengths are in tokens.

@@ -22,6 +22,7 @@ from pyllama.errors import (
 if TYPE_CHECKING:
     from pyllama.grammar import LlamaGrammar
     from pyllama.llama import Llama
+    from pyllama.llama_drafts import LlamaDraftModel, LlamaPromptLookupDecoding, SpeculationOptions
 
 try:
     __version__ = version("pyllama-v100")
@@ -35,10 +36,13 @@ __all__ = [
     "GgufError",
     "InvalidArgument",
     "Llama",
+    "LlamaDraftModel",
     "LlamaGrammar",
+    "LlamaPromptLookupDecoding",
     "ModelError",
     "OutOfMemory",
     "PyllamaError",
+    "SpeculationOptions",
     "TemplateError",
     "TokenizerError",
     "__version__",
@@ -51,6 +55,10 @@ def __getattr__(name: str) -> Any:
         from pyllama.llama import Llama
 
         return Llama
+    if name in ("LlamaDraftModel", "LlamaPromptLookupDecoding", "SpeculationOptions"):
+        from pyllama import llama_drafts
+
+        return getattr(llama_drafts, name)
     if name == "LlamaGrammar":
         from pyllama.grammar import LlamaGrammar
 

@@ -297,6 +297,11 @@ class Work(NamedTuple):
     The drawn token is accepted by the sampler and returned, but not appended: it leads `tokens` of the next step.
     n_probs > 0 also returns that many most likely tokens.
     logits: gets the logits of the last row instead of a draw; only without a sampler.
+
+    draft: tokens that are guessed to come next. The sequence gets `tokens` and what the sampler confirms of the draft;
+    one output comes for each confirmed token, and one more. proposals: what each drafted token was drawn from, (token,
+    probability) pairs, for rejection sampling; none: the likeliest tokens. ends: tokens behind which no draft stands.
+    synthetic: for benchmarks.
     """
 
     seq_id: int
@@ -305,6 +310,10 @@ class Work(NamedTuple):
     n_probs: int = 0
     post_sampling_probs: bool = False
     logits: LogitsRow | None = None
+    draft: Sequence[int] = ()
+    proposals: Sequence[Sequence[tuple[int, float]]] = ()
+    ends: Sequence[int] = ()
+    synthetic: SyntheticAcceptance | None = None
 
 @final
 class LogitsRow:
@@ -315,6 +324,87 @@ class LogitsRow:
 
         Raises `InvalidArgument` without logits and where no token is allowed.
         """
+
+@final
+class SyntheticAcceptance:
+    """Drafted token i stands with probability rates[i], given those before it, whatever the model says."""
+
+    def __init__(self, rates: Sequence[float], seed: int) -> None: ...
+
+class Draft(NamedTuple):
+    tokens: Sequence[int]
+    proposals: Sequence[Sequence[tuple[int, float]]] = ()  # as in `Work`
+
+class DraftOrder(NamedTuple):
+    seq_id: int
+    last: int  # token drawn, not computed yet
+    most: int  # tokens worth drafting
+    temperature: float = 0.0
+    seed: int = 0
+
+class DrafterStatistics(NamedTuple):
+    """Of one drafter since the start. accepted_at: drafts whose i-th token stood."""
+
+    name: str
+    n_begins: int
+    n_draft_calls: int
+    n_accept_calls: int
+    n_drafts: int
+    n_accepted_drafts: int
+    n_tokens: int
+    n_accepted_tokens: int
+    accepted_at: list[int]
+    begin_ms: float
+    draft_ms: float
+    accept_ms: float
+
+speculation_types: tuple[str, ...]
+"""Of `--spec-type`, in the order of precedence."""
+
+@final
+class Speculator:
+    """Drafters for the sequences of `target`, docs/speculation.md. Used by the thread that drives it, between steps.
+
+    types: as in `--spec-type`. draft: engine of the draft model, for ``draft-simple``. The n-gram tuples hold sizes n
+    and m (and fewest hits); ngram_mod n_match, n_min, n_max. Raises `InvalidArgument`.
+    """
+
+    def __init__(
+        self,
+        target: Engine,
+        types: Sequence[str],
+        *,
+        draft: Engine | None = None,
+        draft_n_max: int = 3,
+        draft_n_min: int = 0,
+        draft_p_min: float = 0.0,
+        draft_samples: bool = False,
+        ngram_simple: tuple[int, int] = (12, 48),
+        ngram_map_k: tuple[int, int, int] = (12, 48, 1),
+        ngram_map_k4v: tuple[int, int, int] = (12, 48, 1),
+        ngram_mod: tuple[int, int, int] = (24, 48, 64),
+        lookup_static: str | PathLike[str] = "",
+        lookup_dynamic: str | PathLike[str] = "",
+    ) -> None: ...
+    @property
+    def names(self) -> list[str]:
+        """Active drafters in their order."""
+    @property
+    def longest(self) -> int:
+        """Tokens of a draft at most."""
+    def begin(self, seq_id: int) -> None:
+        """A generation begins with the prompt that the sequence holds."""
+    def follow(self, seq_id: int) -> None:
+        """A part of a prompt was computed."""
+    def draft(self, orders: Sequence[DraftOrder]) -> list[Draft]:
+        """One for each order, at most ``most`` tokens, perhaps none."""
+    def accept(self, seq_id: int, n_verified: int, n_accepted: int) -> None:
+        """What became of the sequence's last draft, which had tokens."""
+    def forget(self, seq_id: int) -> None: ...
+    def save(self) -> None:
+        """Write what drafters have learnt to their files. Raises `PyllamaError`."""
+    def statistics(self) -> list[DrafterStatistics]: ...
+    def close(self) -> None: ...
 
 pooling_types: tuple[str, ...]
 """``none, mean, cls, last, rank``, in the order of their numbers in files."""
@@ -481,7 +571,8 @@ class Engine:
 
         n_passes > 1 goes on from the drawn tokens as if `step` were called again with each as the only token of its
         sequence (items without a sampler take part in the first pass only), and ends early when the next token of a
-        sequence finds no page. Outputs come pass by pass.
+        sequence finds no page. Outputs come pass by pass. A step with drafts has one pass, and the outputs of a draft
+        come in the place of its item; rows of all items with drafts together are at most `n_ubatch`.
         All or nothing: raises `ContextFull` (`seq_id` says who) before any row is computed when the pool lacks pages;
         `InvalidArgument` for token ids outside the vocabulary, an unknown or repeated sequence, an empty item.
         """

@@ -28,7 +28,8 @@ from pyllama.errors import InvalidArgument, PyllamaError
 KeyValue = namedtuple("KeyValue", "key type value")
 TypeTraits = namedtuple("TypeTraits", "id block_values block_bytes is_quantized")
 TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
-Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs logits", defaults=(None, 0, False, None))
+Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs logits draft proposals ends synthetic",
+                  defaults=(None, 0, False, None, (), (), (), None))
 EmbeddingWork = namedtuple("EmbeddingWork", "seq_id tokens pool ends", defaults=(True,))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
 InputSums = namedtuple("InputSums", "squares n_rows")
@@ -782,12 +783,21 @@ cdef class Engine:
         cdef vector[native.SequenceWork] items
         cdef vector[vector[int32_t]] tokens
         cdef vector[native.StepOutput] outputs
+        cdef vector[vector[int32_t]] drafts, ends
+        cdef vector[vector[native.Proposal]] proposals
         cdef native.SequenceWork item
         cdef Sampler sampler
+        cdef SyntheticAcceptance synthetic
         cdef LogitsRow row
         cdef size_t i
-        for seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs, item_row in work:
+        for (seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs, item_row, draft, draft_proposals, end_tokens,
+             rates) in work:
             tokens.push_back(token_vector(item_tokens))
+            drafts.push_back(token_vector(draft))
+            ends.push_back(token_vector(end_tokens))
+            proposals.push_back(proposal_vector(draft_proposals))
+            synthetic = rates
+            item.synthetic = synthetic.ptr.get() if synthetic is not None else NULL
             sampler = item_sampler
             item.sequence = seq_id
             item.sampler = sampler.ptr.get() if sampler is not None else NULL
@@ -798,6 +808,9 @@ cdef class Engine:
             items.push_back(item)
         for i in range(items.size()):  # only now: growing `tokens` moved its elements
             items[i].tokens = TokenSpan(tokens[i].data(), tokens[i].size())
+            items[i].draft = TokenSpan(drafts[i].data(), drafts[i].size())
+            items[i].ends = TokenSpan(ends[i].data(), ends[i].size())
+            items[i].proposals = native.ProposalSpan(proposals[i].data(), proposals[i].size())
         cdef native.WorkSpan view = native.WorkSpan(items.data(), items.size())
         with nogil:
             outputs = engine.get().step(view, n_passes)
@@ -985,3 +998,6 @@ cdef class Engine:
 
     def __dealloc__(self):
         self.ptr.reset()
+
+
+include "_speculation.pxi"

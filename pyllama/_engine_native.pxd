@@ -278,6 +278,14 @@ cdef extern from "sampling/sampler.h" namespace "v100" nogil:
         void reset() except +translate_error
     double log_sum_exp(FloatSpan logits) except +translate_error
 
+cdef extern from "sampling/verification.h" namespace "v100" nogil:
+    ctypedef vector[TokenProbability] Proposal
+    cdef cppclass ProposalSpan "std::span<const v100::Proposal>":
+        ProposalSpan()
+        ProposalSpan(Proposal* data, size_t size)
+    cdef cppclass SyntheticAcceptance:
+        pass
+
 cdef extern from "ops/observed.h" namespace "v100" nogil:
     cdef cppclass InputSums:
         int32_t matrices
@@ -361,6 +369,10 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         int32_t n_probs
         bool post_sampling_probs
         vector[float]* logits
+        TokenSpan draft
+        ProposalSpan proposals
+        TokenSpan ends
+        SyntheticAcceptance* synthetic
     cdef cppclass WorkSpan "std::span<const v100::SequenceWork>":
         WorkSpan()
         WorkSpan(SequenceWork* data, size_t size)
@@ -406,6 +418,67 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         InputStatistics importance() except +translate_error
         void inject(InjectedFault fault, optional[double] stall_seconds) except +translate_error
 
+cdef extern from "speculative/speculator.h" namespace "v100" nogil:
+    cdef cppclass DraftChainParams:
+        int32_t n_max
+        int32_t n_min
+        float p_min
+        bool samples
+    cdef cppclass NgramSizes:
+        int32_t n
+        int32_t m
+    cdef cppclass NgramModParams:
+        int32_t n_match
+        int32_t n_min
+        int32_t n_max
+    cdef cppclass SpeculationParams:
+        vector[string] types
+        DraftChainParams chain
+        NgramSizes simple
+        NgramSizes map_k
+        NgramSizes map_k4v
+        int32_t map_k_min_hits
+        int32_t map_k4v_min_hits
+        NgramModParams mod
+        string lookup_static
+        string lookup_dynamic
+    cdef cppclass Draft:
+        vector[int32_t] tokens
+        vector[Proposal] proposals
+    cdef cppclass DraftOrder:
+        int32_t sequence
+        int32_t last
+        int32_t most
+        float temperature
+        uint32_t seed
+    cdef cppclass DraftOrderSpan "std::span<const v100::DraftOrder>":
+        DraftOrderSpan()
+        DraftOrderSpan(DraftOrder* data, size_t size)
+    cdef cppclass DrafterStatistics:
+        string name
+        int64_t n_begins
+        int64_t n_draft_calls
+        int64_t n_accept_calls
+        int64_t n_drafts
+        int64_t n_accepted_drafts
+        int64_t n_tokens
+        int64_t n_accepted_tokens
+        vector[int64_t] accepted_at
+        double begin_ms
+        double draft_ms
+        double accept_ms
+    cdef cppclass Speculator:
+        vector[string] names() except +translate_error
+        int32_t longest() except +translate_error
+        void begin(int32_t sequence) except +translate_error
+        void follow(int32_t sequence) except +translate_error
+        vector[Draft] draft(DraftOrderSpan orders) except +translate_error
+        void accept(int32_t sequence, int32_t n_verified, int32_t n_accepted) except +translate_error
+        void forget(int32_t sequence) except +translate_error
+        void save() except +translate_error
+        vector[DrafterStatistics] statistics() except +translate_error
+    span[const string_view] speculation_types()
+
 # Small bridges for what Cython cannot spell: variants, construction behind a smart pointer.
 cdef extern from "native_bridge.h" namespace "v100" nogil:
     const char* version_text()
@@ -437,3 +510,6 @@ cdef extern from "native_bridge.h" namespace "v100" nogil:
     shared_ptr[Sampler] copy_sampler(const Sampler& other) except +translate_error
     shared_ptr[HiddenPool] new_hidden_pool(PoolingType type, int32_t hidden) except +translate_error
     shared_ptr[Engine] new_engine(shared_ptr[const LoadedModel] model, const EngineParams& params) except +translate_error
+    shared_ptr[SyntheticAcceptance] new_synthetic_acceptance(const vector[double]& rates, uint32_t seed) except +translate_error
+    shared_ptr[Speculator] new_speculator(shared_ptr[Engine] target, const SpeculationParams& params,
+                                          shared_ptr[Engine] draft) except +translate_error

@@ -30,6 +30,7 @@ from pyllama.completion_types import (
     Usage,
 )
 from pyllama.errors import InvalidArgument
+from pyllama.sampling_values import ALL_SAMPLERS, SamplingValues
 from pyllama.text_stream import TextStream
 
 LOWEST_LOGPROB = -3.4028234663852886e38  # the most negative f32: what the logarithm of probability 0 is reported as
@@ -41,9 +42,6 @@ class TokenText(Protocol):
     def piece(self, token: int, *, special: bool = False) -> bytes: ...
     def is_eog(self, token: int) -> bool: ...
 
-
-DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-ALL_SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
 
 _PLAIN_NUMBERS = (
     "repeat_penalty",
@@ -63,36 +61,8 @@ _PLAIN_NUMBERS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """How tokens are drawn; meanings: docs/sampling.md. Probabilities, temperature and counts are clamped."""
-
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_last_n: int = 64
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    adaptive_target: float = -1.0
-    adaptive_decay: float = 0.9
-    min_keep: int = 0
-    samplers: tuple[str, ...] = DEFAULT_SAMPLERS
-    logit_bias: tuple[tuple[int, float], ...] = ()
+class SamplingOptions(SamplingValues):
+    """What a caller of `Llama` asks for. Probabilities, temperature and counts are clamped."""
 
     def __post_init__(self) -> None:
         def limit(name: str, low: float, high: float) -> None:
@@ -128,26 +98,6 @@ class SamplingOptions:
             if name not in ALL_SAMPLERS:
                 known = ", ".join(ALL_SAMPLERS)
                 raise InvalidArgument(f"samplers: {name!r} is not one of {known}")
-
-    @property
-    def uses_dry(self) -> bool:
-        """Whether the DRY sampler acts at all, and its breakers are needed."""
-        is_on = self.dry_multiplier != 0 and self.dry_base >= 1 and self.dry_penalty_last_n > 0
-        return is_on and self.mirostat == 0 and "dry" in self.samplers
-
-    @property
-    def uses_infill(self) -> bool:
-        """Whether the infill sampler acts, and the texts of the vocabulary are needed."""
-        return self.mirostat == 0 and "infill" in self.samplers
-
-    @property
-    def banned(self) -> frozenset[int]:
-        """Tokens that are never drawn."""
-        return frozenset(token for token, bias in self.logit_bias if bias == -math.inf)
-
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `pyllama._engine.Sampler`, without the seed and what is made of the vocabulary."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "dry_sequence_breakers"}
 
 
 class MoreSampling(TypedDict, total=False):

@@ -53,6 +53,7 @@ from pyllama.grammar.llama_grammar import source_of
 from pyllama.host_memory import cache_budget
 from pyllama.infill_vocabulary import InfillTable
 from pyllama.llama_chat import MoreChat, ShownTokens, plan_chat, shaped_chunks, shaped_response, split_options
+from pyllama.llama_drafts import open_drafts, read_draft_model
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence, only_tokens
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -114,6 +115,9 @@ class Llama:
     control_vectors: the same for files with directions that are added to the residual stream; control_vector_layers:
     the first and last layer, from 0, after which they are; None: all.
     tensor_overrides: (regular expression, device) pairs that send tensors with a match to one device.
+    draft_model: guesses tokens so that several can be computed at once; the text is the same. A path: a smaller model
+    with the same vocabulary; `pyllama.SpeculationOptions`: any of the drafters of docs/speculation.md; or a callable
+    such as `pyllama.LlamaPromptLookupDecoding`. Used by completions and chats.
     n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted;
     they do not change results, and there is nothing for them to do on the CPU.
 
@@ -189,10 +193,10 @@ class Llama:
         self._shifts = bool(context_shift)
         self._is_closed = False
         self._queue = CallQueue()
+        speculation = read_draft_model(draft_model)
         for name, value, neutral in (
             ("lora_base", lora_base, None),
             ("chat_handler", chat_handler, None),
-            ("draft_model", draft_model, None),
             ("tokenizer", tokenizer, None),
             ("spm_infill", spm_infill, False),
         ):
@@ -251,6 +255,7 @@ class Llama:
             self.model_path,
             n_threads=engine_options["n_threads"],
             kv_overrides=kv_overrides,
+            load_mtp=speculation is not None and speculation.needs_mtp,
             devices=tuple(devices or ()),
             split_mode=read_split_mode(split_mode),
             tensor_split=tuple(tensor_split or ()),
@@ -277,6 +282,11 @@ class Llama:
                 **engine_options,
             )
             on_error.callback(engine.close)
+            drafts = open_drafts(
+                draft_model, speculation, engine, self._metadata, engine_options, self._tokenizer.eog_ids
+            )
+            if drafts is not None:
+                on_error.callback(drafts.close)
             if self._shifts:
                 require_shift(engine, model, keeps_all_logits=bool(logits_all))
             self._n_vocab, self._n_ctx, self._n_embd = model.n_vocab, engine.n_ctx, model.n_embd
@@ -288,6 +298,7 @@ class Llama:
                 keep_all_logits=bool(logits_all),
                 checkpoints=checkpoint_rule(self._tokenizer) if keeps_states else None,
                 n_keep=read_n_keep(n_keep, self._tokenizer) if self._shifts else None,
+                drafts=drafts,
             )
             self._pooling_type = read_pooling_type(pooling_type, model)
             if embedding:
@@ -897,7 +908,16 @@ class Llama:
         if request.echo:
             scored = [] if request.n_probs is None else sequence.score(tokens, request.n_probs)
             yield prompt_delta(request, scored, self._tokenizer, self._tokenizer.bos_id)
-        drawn = sequence.draw(tokens, options, seed, request.n_probs, processors, criteria, constraint=constraint)
+        drawn = sequence.draw(
+            tokens,
+            options,
+            seed,
+            request.n_probs,
+            processors,
+            criteria,
+            constraint=constraint,
+            n_most=request.max_tokens,
+        )
         with contextlib.closing(drawn):
             yield from iterate(request, drawn, ShownTokens(self._tokenizer, shown) if shown else self._tokenizer)
 

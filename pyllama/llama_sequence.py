@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.grammar import Constraint
 from pyllama.grammar.guide import Guide
 from pyllama.infill_vocabulary import InfillTable
+from pyllama.llama_drafts import SequenceDrafts
 from pyllama.llama_state import LlamaState, LogitsRows
 
 LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
@@ -42,14 +44,19 @@ class TokenSequence:
         keep_all_logits: bool,
         checkpoints: CheckpointRule | None = None,
         n_keep: int | None = None,
+        drafts: SequenceDrafts | None = None,
     ) -> None:
-        """n_keep: a full context goes on less tokens after the first `n_keep` (-1: the prompt). None: it ends."""
+        """n_keep: a full context goes on less tokens after the first `n_keep` (-1: the prompt). None: it ends.
+
+        drafts: where guesses of what follows come from. They change no text.
+        """
         self._model = model
         self._engine: _engine.Engine | None = engine
         self._dry_breakers, self._infill_table = dry_breakers, infill_table
         self._keep_all_logits = keep_all_logits
         self._checkpoints = checkpoints
         self._n_keep = n_keep
+        self._drafts = drafts
         self.n_discarded = 0  # tokens that were dropped so
         self._sampling: tuple[SamplingOptions, _engine.Sampler, int] | None = (
             None  # of `sample`; the tokens it has accepted
@@ -72,6 +79,9 @@ class TokenSequence:
     def close(self) -> None:
         self.is_closing = True
         engine, self._engine = self._engine, None
+        drafts, self._drafts = self._drafts, None
+        if drafts is not None:
+            drafts.close()
         if engine is not None:
             engine.close()
             self._model.close()
@@ -248,6 +258,7 @@ class TokenSequence:
         *,
         reset: bool = True,
         constraint: Constraint | Guide | None = None,
+        n_most: int = 0,
     ) -> Generator[DrawnToken, Sequence[int] | None, None]:
         """Draw token after token; a drawn one enters the memory when the next is asked for. `criteria` end it.
 
@@ -255,6 +266,7 @@ class TokenSequence:
 
         reset: `tokens` replaces the sequence, of which the common beginning is kept; otherwise it is appended.
         The engine draws by itself unless somebody wants to see logits.
+        n_most: tokens that will be asked for at most, and nothing sent, so that drafts may be made. 0: no drafts.
         """
         self.reconcile()
         wanted = list(tokens) if reset else [*self.tokens, *tokens]
@@ -267,11 +279,25 @@ class TokenSequence:
         n_prompt = len(wanted)
         sampler.accept(wanted)
 
-        draw = self._draw_from_logits if processors or criteria or self._keep_all_logits else self._draw_in_engine
+        sees_logits = bool(processors or criteria or self._keep_all_logits)
+        draw = self._draw_from_logits if sees_logits else self._draw_in_engine
+        drafts = self._drafts if n_most > 0 and constraint is None and not sees_logits else None
+        ahead: deque[DrawnToken] = deque()  # drawn already, and the engine holds all but the last
+        n_drawn = 0
         while True:
             if constraint is not None:
                 sampler.set_mask(constraint.mask())
-            drawn = draw(tokens, sampler, n_probs, processors)
+            if ahead:
+                self._on_appended(tokens)
+            elif drafts is not None and n_drawn > 0:
+                room = min(drafts.longest, n_most - n_drawn - 1)
+                ahead += self._draw_round(drafts, tokens[0], sampler, n_probs, room, options.temperature)
+            else:
+                ahead.append(draw(tokens, sampler, n_probs, processors))
+                if drafts is not None:
+                    drafts.begin()
+            drawn = ahead.popleft()
+            n_drawn += 1
             if constraint is not None:
                 constraint.accept(drawn.token)
             if criteria and any(criterion(np.array(self.tokens, np.intc), self.last_row()) for criterion in criteria):
@@ -312,6 +338,37 @@ class TokenSequence:
         if n_probs is None:
             return DrawnToken(drawn.token)
         return DrawnToken(drawn.token, drawn.logprob, tuple(drawn.top[:n_probs]))
+
+    def _draw_round(
+        self,
+        drafts: SequenceDrafts,
+        last: int,
+        sampler: _engine.Sampler,
+        n_probs: int | None,
+        room: int,
+        temperature: float,
+    ) -> list[DrawnToken]:
+        """The tokens that come of a draft after `last`, which is appended; the engine holds all but the last one."""
+        room = min(room, self.n_ctx - len(self.tokens) - 2)
+        if self._checkpoints is not None:  # a state is kept where a page is full
+            room = min(room, PAGE_TOKENS - len(self.tokens) % PAGE_TOKENS - 1)
+        draft = drafts.draft(self.tokens, last, room, temperature, sampler.seed) if room > 0 else None
+        if draft is None or not draft.tokens:
+            return [self._draw_in_engine([last], sampler, n_probs, ())]
+        n_top = 0 if n_probs is None else max(n_probs, 1)
+        work = _engine.Work(
+            SEQUENCE, [last], sampler, n_top, draft=draft.tokens, proposals=draft.proposals, ends=drafts.ends
+        )
+        try:
+            outputs = self.engine.step([work])
+        except ContextFull:
+            return [self._draw_in_engine([last], sampler, n_probs, ())]
+        drafts.on_verified(len(draft.tokens), len(outputs) - 1)
+        self._on_appended([last])
+        self._keep(np.empty((0, self.n_vocab), np.float32), ())
+        if n_probs is None:
+            return [DrawnToken(output.token) for output in outputs]
+        return [DrawnToken(output.token, output.logprob, tuple(output.top[:n_probs])) for output in outputs]
 
     def _draw_from_logits(
         self, tokens: list[int], sampler: _engine.Sampler, n_probs: int | None, processors: Sequence[LogitsProcessor]

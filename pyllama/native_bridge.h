@@ -15,6 +15,7 @@
 #include "quants/convert.h"
 #include "quants/types.h"
 #include "sampling/sampler.h"
+#include "speculative/speculator.h"
 
 namespace v100 {
 
@@ -92,6 +93,13 @@ inline std::shared_ptr<HiddenPool> new_hidden_pool(PoolingType type, int32_t hid
 }
 inline std::shared_ptr<Engine> new_engine(std::shared_ptr<const LoadedModel> model, const EngineParams& params) {
   return std::make_shared<Engine>(std::move(model), params);
+}
+inline std::shared_ptr<SyntheticAcceptance> new_synthetic_acceptance(const std::vector<double>& rates, uint32_t seed) {
+  return std::make_shared<SyntheticAcceptance>(SyntheticAcceptance{rates, std::mt19937(seed)});
+}
+inline std::shared_ptr<Speculator> new_speculator(std::shared_ptr<Engine> target, const SpeculationParams& params,
+                                                  std::shared_ptr<Engine> draft) {
+  return std::make_shared<Speculator>(std::move(target), params, std::move(draft));
 }
 
 }  // namespace v100

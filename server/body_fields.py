@@ -67,7 +67,7 @@ def _schema_of(field: RequestField) -> Schema:
     return {"bool": BOOL, "text": TEXT, "schema": OBJECT, "strings": TEXTS, "text_or_list": TEXT_OR_TEXTS}[field.kind]
 
 
-_NO_EFFECT = {"backend_sampling": "sampling runs on the CPU, with the same results"}
+_NO_EFFECT = {"backend_sampling": "samplers run on the CPU, with the same results"}
 
 _GENERATION = tuple(
     _B(f.name, _schema_of(f), f.help, f.aliases, no_effect=_NO_EFFECT.get(f.name, "")) for f in REQUEST_FIELDS

@@ -29,6 +29,7 @@ from pyllama.server.requests import ActiveRequest
 from pyllama.server.scheduler import Chunk, SequenceState, Waiting
 from pyllama.server.slot_memory import SlotMemory
 from pyllama.server.slots import Slot, choose_slot
+from pyllama.server.speculation import SlotSpeculation
 
 log = logging.getLogger("pyllama.server.slot")
 
@@ -45,6 +46,7 @@ class EngineLoop:
     make_work: `pyllama._engine.Work`. make_row: `pyllama._engine.LogitsRow`. make_engine: another engine like the
     first, after a sleep.
     embeddings: where `EmbeddingRequest`s go; None refuses them.
+    make_speculation: drafts for an engine; None: there are none.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class EngineLoop:
         deliver: Callable[[list[Event]], None],
         make_engine: Callable[[], Any] | None = None,
         embeddings: EmbeddingQueue | None = None,
+        make_speculation: Callable[[Any], SlotSpeculation | None] = lambda engine: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.slots = [Slot(i) for i in range(settings.n_slots)]
@@ -72,6 +75,8 @@ class EngineLoop:
         self._n_batch = max(settings.n_batch, settings.n_slots + 1)
         self._make_work = make_work
         self._make_engine = make_engine
+        self._make_speculation = make_speculation
+        self._speculation = make_speculation(engine)
         self._deliver = deliver
         self._clock = clock
         self._condition = threading.Condition()
@@ -112,6 +117,10 @@ class EngineLoop:
     def is_sleeping(self) -> bool:
         """The engine was closed for want of work; the next work makes one."""
         return self._engine is None
+
+    @property
+    def speculation_names(self) -> list[str]:
+        return self._speculation.names if self._speculation is not None else []
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -178,6 +187,9 @@ class EngineLoop:
             if self._is_stopping:
                 self._fail_everything(Unavailable("the server is shutting down"))
                 self._constrained.close()
+                if self._speculation is not None:
+                    self._speculation.log_statistics()
+                    self._speculation.close()
                 return
             if self._engine is None and not self._wake():
                 continue
@@ -206,6 +218,8 @@ class EngineLoop:
     def _sleep(self) -> None:
         log.info("no work for %g seconds: the model is unloaded", self._settings.sleep_seconds)
         engine = self._engine
+        if self._speculation is not None:
+            self._speculation.close()
         self._use(None)
         engine.close()
 
@@ -221,6 +235,7 @@ class EngineLoop:
 
     def _use(self, engine: Any) -> None:
         self._engine = engine
+        self._speculation = None if engine is None else self._make_speculation(engine)
         self.on_sleep(engine is None)
         self.memory.use(engine)
         if self._embeddings is not None:
@@ -435,26 +450,23 @@ class EngineLoop:
         return min((position for position in cuts if position > n_held), default=n_held) - n_held
 
     def _step(self, plan: list[Chunk]) -> None:
-        possible, works = [], []
-        for chunk in plan:
-            slot = self.slots[chunk.slot]
-            generation, n_past = slot.generation, len(slot.tokens)
-            params = generation.params
-            try:
-                sampler, row = self._constrained.place(slot) if chunk.draws else (None, None)
-            except ConstraintFailed as error:
-                self._fail(slot, error)
-                continue
-            possible.append(chunk)
-            tokens = generation.tokens[n_past : n_past + chunk.n_tokens]
-            works.append(self._make_work(slot.id, tokens, sampler, params.n_probs, params.post_sampling_probs, row))
-        plan = possible
+        plan, placed = self._place_samplers(plan)
         if not plan:
             return
-        n_passes = self._n_passes(plan)
         started = self._clock()
+        drafts = self._speculation.drafts(plan, self.slots) if self._speculation is not None else {}
+        n_passes = 1 if self._speculation is not None else self._n_passes(plan)  # a draft may be found at every token
+        works = [self._work(chunk, placed, drafts) for chunk in plan]
+        computing = self._clock()
         try:
-            outputs = self._engine.step(works, n_passes)
+            try:
+                outputs = self._engine.step(works, n_passes)
+            except ContextFull:
+                if not drafts:
+                    raise
+                drafts = {}  # nobody gives way for a guess
+                works = [self._work(chunk, placed, drafts) for chunk in plan]
+                outputs = self._engine.step(works, n_passes)
         except ContextFull:
             self._make_room(plan)
             return
@@ -465,30 +477,37 @@ class EngineLoop:
         self._has_stepped, self._embeddings_pause = True, False
         if n_passes > 1:
             n_passes = len(outputs) // len(plan)  # fewer when the pool ends
-        self._count_step(plan, n_passes, now - started)
+        self._count_step(plan, drafts, n_passes, now - started, now - computing)
 
-        drawn = iter(outputs)
+        drawn = deque(outputs)
         finished = []
         for chunk, work in zip(plan, works, strict=True):
             slot = self.slots[chunk.slot]
             generation = slot.generation
+            is_first = generation.n_decoded == 0
             slot.tokens += work.tokens
-            if generation.n_decoded == 0 or chunk.n_tokens > 1:
+            if is_first or chunk.n_tokens > 1:
                 generation.has_begun = self._has_run_prompt = True
-            if generation.n_decoded == 0:
+            if is_first:
                 generation.on_prompt(len(slot.tokens), now)
                 self._report_progress(generation, len(slot.tokens))
+            if self._speculation is not None and (is_first or chunk.n_tokens > 1):
+                self._speculation.on_computed(slot, begins=is_first and chunk.draws)
             if work.logits is not None:
                 generation.awaits_mask = True
             elif chunk.draws:
                 try:
-                    if self._take(generation, next(drawn), now):
+                    if draft := drafts.get(slot.id):
+                        is_done = self._take_round(slot, draft.tokens, drawn, now)
+                    else:
+                        is_done = self._take(generation, drawn.popleft(), now)
+                    if is_done:
                         finished.append(slot)
                 except ConstraintFailed as error:
                     self._fail(slot, error)
         for _ in range(1, n_passes):
             for chunk in plan:
-                slot, output = self.slots[chunk.slot], next(drawn)
+                slot, output = self.slots[chunk.slot], drawn.popleft()
                 generation = slot.generation
                 if generation.is_done:
                     continue
@@ -621,6 +640,49 @@ class EngineLoop:
                 n_passes = min(n_passes, PAGE_TOKENS - len(self.slots[chunk.slot].tokens) % PAGE_TOKENS)
         return max(1, n_passes)
 
+    def _place_samplers(self, plan: list[Chunk]) -> tuple[list[Chunk], dict[int, tuple[Any, Any]]]:
+        """By slot, what draws and what keeps logits for later; the plan without sequences that cannot go on."""
+        possible, placed = [], {}
+        for chunk in plan:
+            slot = self.slots[chunk.slot]
+            try:
+                placed[slot.id] = self._constrained.place(slot) if chunk.draws else (None, None)
+            except ConstraintFailed as error:
+                self._fail(slot, error)
+                continue
+            possible.append(chunk)
+        return possible, placed
+
+    def _work(self, chunk: Chunk, placed: dict[int, tuple[Any, Any]], drafts: dict[int, Any]) -> Any:
+        slot = self.slots[chunk.slot]
+        generation, n_past = slot.generation, len(slot.tokens)
+        params = generation.params
+        return self._make_work(
+            slot.id,
+            generation.tokens[n_past : n_past + chunk.n_tokens],
+            placed[slot.id][0],
+            params.n_probs,
+            params.post_sampling_probs,
+            placed[slot.id][1],
+            **(self._speculation.work(slot, drafts[slot.id]) if slot.id in drafts else {}),
+        )
+
+    def _take_round(self, slot: Slot, draft: list[int], drawn: deque[Any], now: float) -> bool:
+        """The tokens that a verified draft gave; True when one of them ends the generation."""
+        generation = slot.generation
+        outputs = [drawn.popleft()]
+        while drawn and drawn[0].seq_id == slot.id:
+            outputs.append(drawn.popleft())
+        n_accepted = len(outputs) - 1
+        self._speculation.on_verified(slot, len(draft), n_accepted)
+        self.totals.add_draft(len(draft), n_accepted)
+        for n_stood, output in enumerate(outputs):
+            slot.tokens += draft[n_stood - 1 : n_stood] if n_stood else []
+            if self._take(generation, output, now):
+                self.memory.drop_behind(slot, draft[n_stood:n_accepted])
+                return True
+        return False
+
     def _take(self, generation: Generation, output: Any, now: float) -> bool:
         """One drawn token; True when it ends the generation."""
         self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
@@ -629,16 +691,21 @@ class EngineLoop:
             self._constrained.begin(generation)
         return generation.is_done
 
-    def _count_step(self, plan: list[Chunk], n_passes: int, seconds: float) -> None:
-        """Attribute the time of a step to prompts and generation by their rows."""
+    def _count_step(
+        self, plan: list[Chunk], drafts: dict[int, Any], n_passes: int, seconds: float, engine_seconds: float
+    ) -> None:
+        """Attribute the time of a step to prompts and generation by their rows. engine_seconds: without drafting."""
         totals = self.totals
-        n_rows = n_generation_rows = 0
+        n_rows = n_generation_rows = sum(len(draft.tokens) for draft in drafts.values())
         for slot_id, n_tokens, _ in plan:
             n_rows += n_tokens
             if n_tokens == 1 and self.slots[slot_id].generation.n_decoded > 0:
                 n_generation_rows += 1
         if n_generation_rows == n_rows:
-            self._pass_seconds += 0.2 * (seconds / n_passes - self._pass_seconds)
+            if not drafts:
+                self._pass_seconds += 0.2 * (seconds / n_passes - self._pass_seconds)
+            if self._speculation is not None:
+                self._speculation.on_step(n_rows, engine_seconds / n_passes)
         totals.n_decode += n_passes
         totals.n_busy_slots += self.n_busy * n_passes
         totals.predicted_seconds += seconds * n_generation_rows / n_rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pyllama.server.draft_counts import DraftCounts
 from pyllama.server.generation_params import GenerationParams
 from pyllama.text_stream import TextStream
 
@@ -122,6 +123,7 @@ class Generation:
         "awaits_mask",
         "children",
         "constraint",
+        "drafts",
         "has_begun",
         "has_new_line",
         "index",
@@ -145,6 +147,7 @@ class Generation:
         "slot_id",
         "stop_type",
         "stopping_word",
+        "synthetic",
         "t_end",
         "t_prompt_end",
         "t_start",
@@ -201,6 +204,8 @@ class Generation:
         self.truncated = False
         self.has_new_line = False
         self.tokens_held = 0
+        self.drafts = DraftCounts()
+        self.synthetic: Any = None  # `pyllama._engine.SyntheticAcceptance` of its drafts, for benchmarks
         self.t_start = self.t_prompt_end = self.t_end = 0.0
         self._budget = params.n_predict if params.n_predict != -1 else n_predict_limit
         self._vocabulary = vocabulary
@@ -359,4 +364,5 @@ class Generation:
             "predicted_ms": predicted_ms,
             "predicted_per_token_ms": predicted_ms / (n - 1) if n > 1 else 0.0,
             "predicted_per_second": 1e3 * (n - 1) / predicted_ms if n > 1 else 0.0,
+            **self.drafts.timings(),
         }

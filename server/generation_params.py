@@ -51,6 +51,7 @@ class GenerationParams:
     echo: bool = False
     adapter_scales: tuple[float, ...] = ()  # of each LoRA adapter
     scores_prompt: bool = False  # log-probabilities of the prompt tokens as well
+    speculative_types: str = "none"  # the server's drafters, comma separated: for display
     tools: ToolSet | None = None  # that calls in the answer keep to
     thinking: ThinkingRules | None = None  # the block that a schema, calls and lazy grammars wait for
     budget: BudgetRules | None = None
@@ -142,7 +143,7 @@ def settings_json(params: GenerationParams, *, full: bool = True) -> dict[str, A
         "reasoning_in_content": False,
         "generation_prompt": params.generation_prompt,
         "samplers": list(s.samplers),
-        "speculative.types": "none",
+        "speculative.types": params.speculative_types,
         "timings_per_token": params.timings_per_token,
         "post_sampling_probs": params.post_sampling_probs,
         "backend_sampling": params.backend_sampling,

@@ -25,11 +25,10 @@ from pyllama.server.rerank_prompt import RerankPrompt
 from pyllama.server.sampling_params import (
     SamplerParts,
     SamplingParams,
-    uses_dry,
-    uses_infill,
     with_end_tokens_banned,
 )
 from pyllama.server.settings import SAMPLING_OPTIONS, ServerSettings
+from pyllama.server.speculation import SlotSpeculation, open_slot_speculation
 from pyllama.server.vocabulary import Vocabulary
 
 log = logging.getLogger("pyllama.server.srv")
@@ -90,8 +89,8 @@ class LoadedModel:
         """
         try:
             return SamplerParts(
-                self.dry_breakers.prepare(params.dry_sequence_breakers) if uses_dry(params) else None,
-                self.infill_table.prepare() if uses_infill(params) else None,
+                self.dry_breakers.prepare(params.dry_sequence_breakers) if params.uses_dry else None,
+                self.infill_table.prepare() if params.uses_infill else None,
             )
         except InvalidArgument as error:
             raise InvalidRequest(f"Failed to initialize samplers: {error}") from error
@@ -209,6 +208,7 @@ def open_model(settings: ServerSettings) -> Any:
         n_threads=settings.n_threads_batch or settings.n_threads,
         check_tensors=settings.check_tensors,
         kv_overrides=settings.kv_overrides or None,
+        load_mtp=settings.speculation.needs_mtp,
         **settings.placement,
     )
 
@@ -223,6 +223,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     from pyllama.tokenizer import Tokenizer
 
     log.info("loading model '%s'", settings.model)
+    settings = replace(settings, speculation=settings.speculation.resolved())
     model = open_model(settings)
     if len(model.devices) > 1:
         for device, n_bytes in zip(model.devices, model.rank_bytes, strict=True):
@@ -232,25 +233,25 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
     cache_bytes = logged_cache_budget(settings)
 
+    engine_arguments = {
+        "n_ctx": n_ctx,
+        "n_seq_max": settings.n_slots + (EMBEDDED_TOGETHER if pooling is not None else 0),
+        "n_batch": max(settings.n_batch, settings.n_slots + 1),
+        "n_ubatch": min(settings.n_ubatch, settings.n_batch),
+        "n_threads": settings.n_threads,
+        "n_threads_batch": settings.n_threads_batch,
+        "type_k": settings.type_k,
+        "type_v": settings.type_v,
+        "cache_bytes": cache_bytes,
+        "n_checkpoints": settings.n_checkpoints,
+        "swa_full": settings.swa_full,
+        **settings.threads,
+        **settings.rope,
+    }
+
     def make_engine(model: Any, adapters: list[Any]) -> Any:
-        return Engine(
-            model,
-            adapters=adapters,
-            control=load_control_vector(model, settings.control_vectors, settings.control_layers),
-            n_ctx=n_ctx,
-            n_seq_max=settings.n_slots + (EMBEDDED_TOGETHER if pooling is not None else 0),
-            n_batch=max(settings.n_batch, settings.n_slots + 1),
-            n_ubatch=min(settings.n_ubatch, settings.n_batch),
-            n_threads=settings.n_threads,
-            n_threads_batch=settings.n_threads_batch,
-            type_k=settings.type_k,
-            type_v=settings.type_v,
-            cache_bytes=cache_bytes,
-            n_checkpoints=settings.n_checkpoints,
-            swa_full=settings.swa_full,
-            **settings.threads,
-            **settings.rope,
-        )
+        control = load_control_vector(model, settings.control_vectors, settings.control_layers)
+        return Engine(model, adapters=adapters, control=control, **engine_arguments)
 
     def make_engine_again() -> Any:
         log.info("loading model '%s' again", settings.model)
@@ -307,6 +308,17 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             make_pool=lambda: HiddenPool(pooling, n_embd),
             page_tokens=PAGE_TOKENS,
         )
+
+    def make_speculation(engine: Any) -> SlotSpeculation | None:
+        return open_slot_speculation(
+            settings.speculation,
+            engine,
+            metadata,
+            engine_arguments=engine_arguments,
+            ends=vocabulary.eog_ids,
+            stops_at_pages=keeps_states,
+        )
+
     engine_loop = EngineLoop(
         engine,
         LoopSettings(
@@ -328,13 +340,17 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         deliver=deliver,
         make_engine=make_engine_again,
         embeddings=embeddings,
+        make_speculation=make_speculation,
     )
+    defaults = defaults_from_metadata(settings, metadata)
+    if settings.speculation.is_on:
+        defaults = replace(defaults, speculative_types=",".join(engine_loop.speculation_names))
     loaded = LoadedModel(
         facts=model_facts(model, metadata),
         vocabulary=vocabulary,
         engine_loop=engine_loop,
         sampler_factory=Sampler,
-        defaults=defaults_from_metadata(settings, metadata),
+        defaults=defaults,
         n_ctx=n_ctx,
         n_ctx_slot=n_ctx_slot,
         exceeds_original_context=n_ctx > (original_context or n_ctx),

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pyllama.download.model_options import ChosenModel, PresetRepository, choose_model
+from pyllama.download.model_options import ChosenModel, PresetRepository, choose_draft_model, choose_model
 from pyllama.errors import PyllamaError
 from pyllama.options.version import build_label, cuda_kernels
 from pyllama.server.api.info import models_json
@@ -66,11 +66,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for option in ("models_dir", "models_preset"):
             if options.given(option):
                 log.warning("--%s has no effect: a model is given", option.replace("_", "-"))
-        settings = with_vertex(settings_from_options(options, chosen.path), os.environ, ROUTE_PATHS)
+        draft = choose_draft_model(options, os.environ, log.warning)
+        draft_path = draft.path if draft is not None else ""
+        settings = with_vertex(settings_from_options(options, chosen.path, draft_path), os.environ, ROUTE_PATHS)
     except (OSError, PyllamaError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return serve(settings, chosen, Parent(os.environ))
+    return serve(settings, chosen.and_also(draft) if draft is not None else chosen, Parent(os.environ))
 
 
 def run() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -25,6 +25,18 @@ class Totals:
     n_tokens_max: int = 0
     n_busy_slots: int = 0  # summed over decode calls
     predicted_steps: int = 0  # generated tokens without the first of each answer
+    n_drafts: int = 0  # that were verified
+    draft_tokens: int = 0
+    draft_tokens_accepted: int = 0
+    drafts_accepted_at: list[int] = field(default_factory=list)  # drafts whose i-th token stood
+
+    def add_draft(self, n_drafted: int, n_accepted: int) -> None:
+        self.n_drafts += 1
+        self.draft_tokens += n_drafted
+        self.draft_tokens_accepted += n_accepted
+        self.drafts_accepted_at += [0] * (n_drafted - len(self.drafts_accepted_at))
+        for place in range(n_accepted):
+            self.drafts_accepted_at[place] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +87,14 @@ METRICS: tuple[tuple[str, str, str, Callable[[Snapshot], float]], ...] = (
     ),
     ("n_decode_total", "counter", "Engine steps.", lambda s: s.totals.n_decode),
     ("n_tokens_max", "counter", "Longest sequence seen, in tokens.", lambda s: s.totals.n_tokens_max),
-    ("spec_decode_num_draft_tokens_total", "counter", "Draft tokens.", lambda s: 0),
-    ("spec_decode_num_accepted_tokens_total", "counter", "Accepted draft tokens.", lambda s: 0),
-    ("spec_decode_num_drafts_total", "counter", "Verification steps.", lambda s: 0),
+    ("spec_decode_num_draft_tokens_total", "counter", "Draft tokens.", lambda s: s.totals.draft_tokens),
+    (
+        "spec_decode_num_accepted_tokens_total",
+        "counter",
+        "Accepted draft tokens.",
+        lambda s: s.totals.draft_tokens_accepted,
+    ),
+    ("spec_decode_num_drafts_total", "counter", "Verification steps.", lambda s: s.totals.n_drafts),
     ("prompt_tokens_seconds", "gauge", "Prompt tokens per second since the last scrape.", _prompt_rate),
     ("predicted_tokens_seconds", "gauge", "Generated tokens per second since the last scrape.", _predicted_rate),
     ("requests_processing", "gauge", "Busy slots.", lambda s: s.requests_processing),
@@ -115,4 +132,8 @@ def render(snapshot: Snapshot) -> str:
         value = value_of(snapshot)
         number = "+Inf" if value == math.inf else str(value) if isinstance(value, int) else f"{value:.9g}"
         lines += [f"# HELP llamacpp:{name} {help_text}", f"# TYPE llamacpp:{name} {kind}", f"llamacpp:{name} {number}"]
+    name, at = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", snapshot.totals.drafts_accepted_at
+    if at:  # as many samples as the longest draft had tokens
+        lines += [f"# HELP {name} Drafts whose token at the position was accepted.", f"# TYPE {name} counter"]
+        lines += [f'{name}{{position="{place}"}} {count}' for place, count in enumerate(tuple(at))]
     return "\n".join(lines) + "\n"

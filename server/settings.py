@@ -13,6 +13,7 @@ from pyllama.options import grammar_from_options, placement_arguments, rope_argu
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
 from pyllama.server.tls import TlsError, TlsFiles, tls_files
+from pyllama.speculation import SpeculationOptions, speculation_from_options
 from pyllama.thread_placement import engine_thread_options
 
 LARGEST_CONTEXT = 1 << 30  # tokens, as of --ctx-size
@@ -98,6 +99,7 @@ class ServerSettings:
     parses_chat: bool = True
     ignore_eos: bool = False
     verbosity: int = 3
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     defaults: GenerationParams = field(default_factory=GenerationParams)
     given: frozenset[str] = frozenset()
 
@@ -140,8 +142,11 @@ SAMPLING_OPTIONS = {
 }
 
 
-def settings_from_options(options: Any, model: str) -> ServerSettings:
-    """`options`: the parsed options of `llama-server`; `model`: the local file they mean. Raises `SettingsError`."""
+def settings_from_options(options: Any, model: str, draft_model: str = "") -> ServerSettings:
+    """`options`: the parsed options of `llama-server`; `model`, `draft_model`: the local files they mean.
+
+    Raises `SettingsError`.
+    """
     n_slots = options.parallel if options.parallel > 0 else 4
     given = frozenset(dest for dest in options.values if options.given(dest))
     sampling = SamplingParams(
@@ -215,6 +220,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
         parses_chat=not options.skip_chat_parsing,
         ignore_eos=options.ignore_eos,
         verbosity=options.verbosity,
+        speculation=speculation_from_options(options, draft_model),
         defaults=GenerationParams(
             sampling=sampling,
             n_predict=options.n_predict,
@@ -224,6 +230,7 @@ def settings_from_options(options: Any, model: str) -> ServerSettings:
             stop=tuple(options.reverse_prompt),
             sse_ping_interval=options.sse_ping_interval,
             verbose=options.verbosity > 9,
+            backend_sampling=options.backend_sampling,
             reasoning_format=options.reasoning_format,
             reasoning_budget_tokens=options.reasoning_budget,
             reasoning_budget_message=options.reasoning_budget_message,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from pyllama.server.speculation import log_drafts
+
 if TYPE_CHECKING:
     from pyllama.server.generation import Generation
     from pyllama.server.slots import Slot
@@ -81,6 +83,7 @@ def finished(slot: Slot, generation: Generation, timings: dict[str, Any]) -> Non
         _line(slot.id, generation.age, f"{title} time = {_RATE}", *rates)
     total = timings["prompt_ms"] + timings["predicted_ms"], timings["prompt_n"] + timings["predicted_n"]
     _line(slot.id, generation.age, "      total time = %10.2f ms / %5d tokens", *total)
+    log_drafts(slot.id, generation)
     stopped(slot, generation)
 
 

@@ -115,6 +115,15 @@ class SlotMemory:
             self._engine.truncate(slot.id, length)
             del slot.tokens[length:]
 
+    def drop_behind(self, slot: Slot, tokens: list[int]) -> None:
+        """The engine has `tokens` more than the slot, which nobody wants: they go where sequences can be cut."""
+        if not tokens:
+            return
+        if self._can_cut:
+            self._engine.truncate(slot.id, len(slot.tokens))
+        else:
+            slot.tokens += tokens
+
     def forget(self, slot: Slot) -> None:
         """Give the slot's pages back; what they held is kept in host memory, if it is worth that."""
         slot.checkpoints = []

@@ -1,4 +1,4 @@
-// Sequences made longer for rows that nobody keeps.
+// Sequences made longer for rows that nobody keeps. States are not touched: a draft only reads them.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/thread_pool.h"
+#include "engine/append_guard.h"
 
 namespace v100 {
 
@@ -44,47 +45,6 @@ void keep_forever(T&& value) {
 }
 
 }  // namespace
-
-// Remembers the sequences' lengths, and restores them and their states unless the work was completed.
-class Engine::AppendGuard {
- public:
-  explicit AppendGuard(Engine& engine) : engine_(engine) {}
-  AppendGuard(const AppendGuard&) = delete;
-  AppendGuard& operator=(const AppendGuard&) = delete;
-  ~AppendGuard() {
-    if (completed_) return;
-    for (const auto& [sequence, length] : lengths_) {
-      engine_.cut(sequence, length);
-      engine_.states_.abort(sequence);
-    }
-  }
-  // Room for n_tokens more; their ids follow in the engine's list.
-  void append(int32_t sequence, std::span<const int32_t> tokens) {
-    const int32_t length = engine_.memory_.length(sequence);
-    std::vector<int32_t>& all = engine_.tokens_[static_cast<size_t>(sequence)];
-    all.reserve(all.size() + tokens.size());
-    lengths_.reserve(lengths_.size() + 1);
-    engine_.memory_.append(sequence, static_cast<int32_t>(tokens.size()));
-    if (engine_.window_memory_ != nullptr) try {
-        engine_.window_memory_->append(sequence, static_cast<int32_t>(tokens.size()));
-      } catch (...) {
-        engine_.memory_.truncate(sequence, length);
-        throw;
-      }
-    all.insert(all.end(), tokens.begin(), tokens.end());
-    lengths_.emplace_back(sequence, length);
-    engine_.states_.begin(sequence);
-  }
-  void complete() {
-    for (const auto& [sequence, length] : lengths_) engine_.states_.commit(sequence);
-    completed_ = true;
-  }
-
- private:
-  Engine& engine_;
-  std::vector<std::pair<int32_t, int32_t>> lengths_;
-  bool completed_ = false;
-};
 
 Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& params)
     : model_(std::move(model)),
@@ -185,7 +145,7 @@ void Engine::UbatchRows::clear() {
   visible.clear(), windowed.clear(), sequences.clear(), windowed_sequences.clear();
 }
 
-void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
+void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden, int32_t kept_rows) {
   auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, windowed_sequences,
          tables, block_tables] = ubatch_;
   tables.resize(ropes_.size());
@@ -219,20 +179,21 @@ void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden) {
       tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
       block_tables[i] = block_rope_tables_[i].fill(ropes_[i], block_positions);
     }
-    const Tensor hidden = ranks_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs},
-                                          ubatch_rows.count() <= kDecodeRows);
+    const Tensor hidden =
+        ranks_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs, begin == 0 ? kept_rows : 0},
+                        ubatch_rows.count() <= kDecodeRows);
     if (!outputs.empty()) on_hidden(begin, outputs, hidden);
   }
 }
 
-template <typename OnLogits>
-void Engine::compute(std::span<const Row> rows, OnLogits&& on_logits) {
-  forward(rows, [&](size_t begin, std::span<const int32_t> outputs, Tensor) {
+void Engine::compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows) {
+  const auto on_hidden = [&](size_t begin, std::span<const int32_t> outputs, Tensor) {
     const Tensor logits = ranks_->logits();
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
                 std::span<const float>(logits.row(i), static_cast<size_t>(logits.features)));
-  });
+  };
+  forward(rows, on_hidden, kept_rows);
 }
 
 void Engine::run(std::span<const EmbeddingWork> work, std::span<const Row> rows, const OnHidden& on_hidden) {
@@ -240,97 +201,6 @@ void Engine::run(std::span<const EmbeddingWork> work, std::span<const Row> rows,
   for (const EmbeddingWork& w : work) guard.append(w.sequence, w.tokens);
   forward(rows, on_hidden);
   guard.complete();
-}
-
-StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
-                      bool post_sampling_probs) {
-  StepOutput output{sequence, sampler.sample(logits), 0, {}};
-  if (n_probs > 0 && post_sampling_probs) {
-    output.top = sampler.candidates();
-    for (const TokenProbability& candidate : output.top)
-      if (candidate.token == output.token) output.logprob = candidate.value;
-    output.top.resize(std::min(output.top.size(), static_cast<size_t>(n_probs)));
-  } else if (n_probs > 0) {
-    LogProbabilities probabilities = log_probabilities(logits, output.token, n_probs);
-    output.logprob = probabilities.chosen;
-    output.top = std::move(probabilities.top);
-  }
-  return output;
-}
-
-std::vector<StepOutput> Engine::step(std::span<const SequenceWork> work, int32_t n_passes) {
-  const std::lock_guard lock(mutex_);
-  ranks_->require_usable();
-  if (n_passes < 1) throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", expected 1 or more");
-  if (n_passes > 1 && is_recurrent())
-    throw InvalidArgument("n_passes is " + std::to_string(n_passes) + ", a recurrent model takes 1");
-  std::vector<StepOutput> outputs;
-  outputs.reserve(work.size() * static_cast<size_t>(n_passes));
-  for (const SequenceWork& item : work) forget_behind_window(item.sequence);
-  step_once(work, outputs);
-  std::vector<SequenceWork> next;
-  for (const SequenceWork& item : work)
-    if (item.sampler != nullptr) next.push_back(item);
-  std::vector<int32_t> tokens(next.size());
-  int32_t pass = 1;
-  try {
-    for (; pass < n_passes && !next.empty(); ++pass) {
-      for (size_t i = 0; i < next.size(); ++i) {
-        tokens[i] = outputs[outputs.size() - next.size() + i].token;
-        next[i].tokens = {&tokens[i], 1};
-      }
-      step_once(next, outputs);
-    }
-  } catch (const ContextFull&) {
-    return outputs;  // no page for another pass: those before it stand
-  } catch (...) {
-    for (const SequenceWork& item : next) cut(item.sequence, memory_.length(item.sequence) - (pass - 1));
-    for (const SequenceWork& item : work)
-      cut(item.sequence, memory_.length(item.sequence) - static_cast<int32_t>(item.tokens.size()));
-    throw;
-  }
-  return outputs;
-}
-
-void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs) {
-  std::vector<Row> rows;
-  std::vector<size_t> item_of_row;  // work item of each wanted row, by row number
-  for (size_t item = 0; item < work.size(); ++item) {
-    const SequenceWork& w = work[item];
-    if (w.tokens.empty()) throw InvalidArgument("work item " + std::to_string(item) + " has no tokens");
-    for (size_t other = 0; other < item; ++other)
-      if (work[other].sequence == w.sequence)
-        throw InvalidArgument("sequence " + std::to_string(w.sequence) + " appears twice in a step");
-    if (w.n_probs < 0) throw InvalidArgument("n_probs is " + std::to_string(w.n_probs) + ", expected 0 or more");
-    if (w.sampler != nullptr && w.logits != nullptr)
-      throw InvalidArgument("work item " + std::to_string(item) + " asks for a token and for logits");
-    if (w.sampler != nullptr && w.sampler->n_vocab() != model_->text().hyperparameters().vocab)
-      throw InvalidArgument("the sampler is for a vocabulary of " + std::to_string(w.sampler->n_vocab()) +
-                            ", the model has " + std::to_string(model_->text().hyperparameters().vocab));
-    const int32_t first = memory_.length(w.sequence);
-    for (size_t i = 0; i < w.tokens.size(); ++i) {
-      check_token(w.tokens[i]);
-      const bool wanted = (w.sampler != nullptr || w.logits != nullptr) && i + 1 == w.tokens.size();
-      rows.push_back({w.tokens[i], w.sequence, first + static_cast<int32_t>(i), wanted});
-      item_of_row.push_back(item);
-    }
-  }
-  AppendGuard guard(*this);
-  for (const SequenceWork& w : work) guard.append(w.sequence, w.tokens);
-
-  const size_t n_before = outputs.size();
-  compute(rows, [&](size_t row, std::span<const float> logits) {
-    const SequenceWork& w = work[item_of_row[row]];
-    if (w.sampler != nullptr)
-      outputs.push_back(draw_token(w.sequence, *w.sampler, logits, w.n_probs, w.post_sampling_probs));
-    else
-      w.logits->assign(logits.begin(), logits.end());
-  });
-  guard.complete();
-  // Accepting comes last: after an error nothing has moved but the samplers' generators.
-  size_t output = n_before;
-  for (const SequenceWork& w : work)
-    if (w.sampler != nullptr) w.sampler->accept({&outputs[output++].token, 1});
 }
 
 void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> sequences,
@@ -391,6 +261,12 @@ int32_t Engine::length(int32_t sequence) const {
 }
 
 std::vector<int32_t> Engine::tokens(int32_t sequence) const {
+  const std::lock_guard lock(mutex_);
+  memory_.length(sequence);  // throws for an unknown one
+  return tokens_[static_cast<size_t>(sequence)];
+}
+
+std::span<const int32_t> Engine::view_tokens(int32_t sequence) const {
   const std::lock_guard lock(mutex_);
   memory_.length(sequence);  // throws for an unknown one
   return tokens_[static_cast<size_t>(sequence)];

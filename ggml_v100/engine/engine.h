@@ -27,6 +27,7 @@
 #include "model/dflash.h"
 #include "ops/observed.h"
 #include "sampling/sampler.h"
+#include "sampling/verification.h"
 
 namespace v100 {
 
@@ -54,6 +55,10 @@ struct EngineParams {
 
 // Append tokens to a sequence, then, with a sampler, draw the next token from the last row, or keep that row's logits for
 // a draw_token() later.
+//
+// draft: tokens that are guessed to come next. They are computed behind the others and stand as far as the sampler draws
+// the same from the target's logits (sampling/verification.h): the sequence gets the tokens and what stands of the draft,
+// the answer is one more token than that. Drafts need a sampler.
 struct SequenceWork {
   int32_t sequence;
   std::span<const int32_t> tokens;
@@ -61,6 +66,10 @@ struct SequenceWork {
   int32_t n_probs = 0;
   bool post_sampling_probs = false;
   std::vector<float>* logits = nullptr;  // [vocab] of the last row; only without a sampler
+  std::span<const int32_t> draft = {};
+  std::span<const Proposal> proposals = {};  // what each token of the draft was drawn from, or none
+  std::span<const int32_t> ends = {};        // tokens that end a text: no draft stands behind them
+  SyntheticAcceptance* synthetic = nullptr;  // for benchmarks
 };
 
 struct StepOutput {
@@ -70,6 +79,12 @@ struct StepOutput {
   std::vector<TokenProbability> top;
 };
 
+// Draft for a sequence with the model's own block of multi-token prediction.
+struct PredictionWork {
+  int32_t sequence;
+  int32_t last;  // the token after those that the sequence holds
+  int32_t most;  // > 0
+};
 // What a step does with a row: draws, and tells probabilities if n_probs > 0. The sampler has not accepted the token yet.
 // Throws as Sampler::sample.
 StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
@@ -113,12 +128,21 @@ class Engine {
   // n_passes > 1 goes on from the drawn tokens, as if step were called again with each as the only token of its sequence,
   // without a word from the caller in between; items without a sampler take part in the first pass only. It ends early
   // when the next token of a sequence finds no page. Outputs come pass by pass, each in the order of the work.
-  // Recurrent models are limited to one pass (InvalidArgument): an error in a later one could not be undone.
+  // Recurrent models are limited to one pass (InvalidArgument): an error in a later one could not be undone. So are drafts,
+  // whose outputs come one after the other in the place of their item. The rows of all items with a draft together are at
+  // most n_ubatch (InvalidArgument).
   std::vector<StepOutput> step(std::span<const SequenceWork> work, int32_t n_passes = 1);
 
   // For each item the n_draft tokens that may follow `last`. Sequences stay as they are. Throws ContextFull and
   // InvalidArgument before any row is computed.
   std::vector<DraftLattice> draft_blocks(std::span<const BlockWork> work, int32_t n_draft);
+  // Whether predict works: the model has a block of multi-token prediction, and it was loaded.
+  bool can_predict() const { return model_->text().can_predict(); }
+  // For each item, from token to token: on_logits(item, logits) of what may follow its last one, which returns the token to
+  // go on from, or -1 for the end; `most` calls at most. Sequences stay as they are. Throws ContextFull and
+  // InvalidArgument before any row is computed.
+  using OnPrediction = std::function<int32_t(size_t item, std::span<const float> logits)>;
+  void predict(std::span<const PredictionWork> work, const OnPrediction& on_logits);
 
   // Moves texts on towards their embeddings. All or nothing: throws ContextFull or InvalidArgument before any row is
   // computed; any other error leaves every sequence with its old length and every pool empty.
@@ -132,6 +156,8 @@ class Engine {
 
   int32_t length(int32_t sequence) const;
   std::vector<int32_t> tokens(int32_t sequence) const;
+  // The same, valid until the next call that changes the sequence.
+  std::span<const int32_t> view_tokens(int32_t sequence) const;
   bool can_append(int32_t sequence, int32_t n_tokens) const;
   int32_t free_tokens() const;
   // The first `length` tokens of a sequence: kept, or given to another, which shares them. A recurrent model's sequence
@@ -195,6 +221,7 @@ class Engine {
     void clear();
   };
   class AppendGuard;
+  struct DraftedWork;
 
   // Of one ubatch: its first row's number, which of its rows are wanted, and their hidden states.
   using OnHidden = std::function<void(size_t begin, std::span<const int32_t> outputs, Tensor hidden)>;
@@ -211,13 +238,16 @@ class Engine {
   StateIdentity state_identity() const;
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
-  // Computes rows (grouped by sequence, indices ascending) in ubatches.
-  void forward(std::span<const Row> rows, const OnHidden& on_hidden);
+  // Computes rows (grouped by sequence, indices ascending) in ubatches. Of the first kept_rows, which are in the first
+  // one, recurrent layers keep their inputs.
+  void forward(std::span<const Row> rows, const OnHidden& on_hidden, int32_t kept_rows = 0);
   // Appends the work's tokens, whose rows are given, and computes them; all or nothing.
   void run(std::span<const EmbeddingWork> work, std::span<const Row> rows, const OnHidden& on_hidden);
   // As forward, with on_logits(row number, logits) for the wanted rows.
-  template <typename OnLogits>
-  void compute(std::span<const Row> rows, OnLogits&& on_logits);
+  using OnLogits = std::function<void(size_t row, std::span<const float> logits)>;
+  void compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows = 0);
+  void check_work(std::span<const SequenceWork> work) const;
+  void drop_rejected(std::span<const DraftedWork> drafted);
 
   std::shared_ptr<const LoadedModel> model_;
   int32_t n_ctx_, n_batch_, n_ubatch_, n_threads_, n_threads_batch_;

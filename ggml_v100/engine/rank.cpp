@@ -34,18 +34,32 @@ Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> o
   states_ = Buffer(static_cast<size_t>(n_state_slots) * state_bytes());
   for (const int64_t offset : record_offset)
     records_.push_back({reinterpret_cast<float*>(states_.data()) + offset, state_values_});
+  kept_ = std::vector<KeptInputs>(records_.size());
+}
+
+ForwardState Rank::state_of(const Ubatch& ubatch) const {
+  return {kv_layers_,  records_,        ubatch.ropes, ubatch.block_ropes,
+          directions_, ubatch.windowed, kept_,        ubatch.kept_rows};
 }
 
 Tensor Rank::forward(const Ubatch& ubatch) const {
-  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.block_ropes, directions_, ubatch.windowed};
   ops_->enter(ubatch.rows);
-  return text_.forward(*ops_, ubatch.rows, state, ubatch.outputs);
+  return text_.forward(*ops_, ubatch.rows, state_of(ubatch), ubatch.outputs);
 }
 
 Tensor Rank::block_states(const Ubatch& ubatch, int32_t block_rows) const {
-  const ForwardState state{kv_layers_, records_, ubatch.ropes, ubatch.block_ropes, {}, ubatch.windowed};
   ops_->enter(ubatch.rows);
-  return text_.block_states(*ops_, ubatch.rows, block_rows, state);
+  return text_.block_states(*ops_, ubatch.rows, block_rows, state_of(ubatch));
 }
+
+Tensor Rank::predict(const Ubatch& ubatch, std::span<const int32_t> before) const {
+  ops_->enter(ubatch.rows);
+  const Tensor last = before.empty() ? Tensor{} : ops_->gather_rows(predicted_[0], before);
+  const Tensor hidden = text_.predict(*ops_, ubatch.rows, state_of(ubatch), last);
+  predicted_.keep(*ops_, {hidden}, hidden.rows);
+  return hidden;
+}
+
+void Rank::replay(const Ubatch& ubatch) const { text_.replay(*ops_, ubatch.rows, state_of(ubatch)); }
 
 }  // namespace v100

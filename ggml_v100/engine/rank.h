@@ -22,6 +22,7 @@ struct Ubatch {
   std::span<const RopeTable> ropes;        // one for each of TextModel::ropes()
   std::span<const RopeTable> block_ropes;  // as in ForwardState
   std::span<const int32_t> outputs;        // rows whose hidden states are wanted
+  int32_t kept_rows = 0;                   // the first ones, of which recurrent layers keep what replay() needs
 };
 
 class Rank {
@@ -47,8 +48,14 @@ class Rank {
   Tensor forward(const Ubatch& ubatch) const;
   // TextModel::block_states of the rows. The caller holds a Scope.
   Tensor block_states(const Ubatch& ubatch, int32_t block_rows) const;
+  // TextModel::predict; before: rows of the last prediction that these go on from, or none. The caller holds a Scope.
+  Tensor predict(const Ubatch& ubatch, std::span<const int32_t> before) const;
+  // TextModel::replay of the last ubatch with kept_rows; of this one, only the rows matter.
+  void replay(const Ubatch& ubatch) const;
 
  private:
+  ForwardState state_of(const Ubatch& ubatch) const;
+
   const TextModel& text_;
   std::unique_ptr<Ops> ops_;
   size_t page_bytes_ = 0, window_page_bytes_ = 0;
@@ -57,6 +64,8 @@ class Rank {
   std::vector<KvLayer> kv_layers_;
   Buffer states_;  // [slots][records]
   std::vector<StateRecords> records_;
+  mutable std::vector<KeptInputs> kept_;  // scratch, one for each record
+  mutable KeptInputs predicted_;          // hidden states of the last prediction
   std::span<const VectorWeight> directions_;
 };
 

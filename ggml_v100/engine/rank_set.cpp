@@ -135,8 +135,37 @@ Tensor RankSet::forward(const Ubatch& ubatch, bool is_decode) {
     pass.scope.reset();
     pass.scope.emplace(rank.ops());
     pass.hidden = rank.forward(ubatch);
+    pass.is_prediction = false;
   });
   return passes_[0].hidden;
+}
+
+void RankSet::predict(const Ubatch& ubatch, std::span<const int32_t> before) {
+  on_all([this, ubatch, before](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    rank.ops().set_threads(threads_of(r, n_threads_));
+    Pass& pass = passes_[static_cast<size_t>(r)];
+    pass.scope.reset();
+    pass.scope.emplace(rank.ops());
+    pass.hidden = rank.predict(ubatch, before);
+    pass.is_prediction = true;
+  });
+}
+
+Tensor RankSet::head(int32_t rank) const {
+  const Rank& one = *ranks_[static_cast<size_t>(rank)];
+  const Pass& pass = passes_[static_cast<size_t>(rank)];
+  return pass.is_prediction ? one.text().predicted_head(one.ops(), pass.hidden)
+                            : one.text().head(one.ops(), pass.hidden);
+}
+
+void RankSet::replay(const Ubatch& ubatch) {
+  on_all([this, ubatch](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    rank.ops().set_threads(threads_of(r, n_threads_));
+    const Ops::Scope scope(rank.ops());
+    rank.replay(ubatch);
+  });
 }
 
 void RankSet::on_each(const std::function<void(const Rank&)>& work) {
@@ -150,11 +179,11 @@ void RankSet::on_each(const std::function<void(const Rank&)>& work) {
 Tensor RankSet::logits() {
   const auto vocab = static_cast<size_t>(model_->text().hyperparameters().vocab);
   const auto rows = static_cast<size_t>(passes_[0].hidden.rows);
-  if (size() == 1) return ranks_[0]->text().head(ops(), passes_[0].hidden);
+  if (size() == 1) return head(0);
   logits_.resize(std::max(logits_.size(), rows * vocab));
   on_all([this, vocab, rows](int32_t r) {
     const Rank& rank = *ranks_[static_cast<size_t>(r)];
-    const Tensor part = rank.text().head(rank.ops(), passes_[static_cast<size_t>(r)].hidden);
+    const Tensor part = head(r);
     const auto first = static_cast<size_t>(rank.text().vocabulary().begin), width = static_cast<size_t>(part.features);
     for (size_t i = 0; i < rows; ++i)
       rank.ops().read({part.row(static_cast<int32_t>(i)), 1, part.features},

@@ -57,7 +57,11 @@ class RankSet : public SequenceBytes {
   // runs with n_threads, else n_threads_batch. Throws what the only rank throws; of several, DeviceError that names the
   // rank and the cause.
   Tensor forward(const Ubatch& ubatch, bool is_decode);
-  // Logits [outputs, vocab] of the last forward(), readable by the host until the next call.
+  // Rank::predict on all ranks, with n_threads; errors as of forward(). logits() then are of it.
+  void predict(const Ubatch& ubatch, std::span<const int32_t> before);
+  // Rank::replay on all ranks, with n_threads; errors as of forward().
+  void replay(const Ubatch& ubatch);
+  // Logits [outputs, vocab] of the last forward() or predict(), readable by the host until the next call.
   Tensor logits();
   // Work on each rank's own part, all at once with n_threads_batch; errors as of forward(). What it refers to must be its own.
   void on_each(const std::function<void(const Rank&)>& work);
@@ -79,8 +83,10 @@ class RankSet : public SequenceBytes {
   struct Pass {
     std::optional<Ops::Scope> scope;
     Tensor hidden;
+    bool is_prediction = false;
   };
 
+  Tensor head(int32_t rank) const;  // its rows of the vocabulary, of its last pass
   int32_t threads_of(int32_t rank, int32_t n_threads) const;
   template <class Work>
   void on_all(Work&& work);

@@ -35,6 +35,18 @@ class Decoder : public TextModel {
   // x += a, then x += feed-forward of x, in place.
   virtual void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const = 0;
 
+  // Whether this rank takes part in a layer.
+  bool has_layer(int32_t layer) const { return stages_.has(layer); }
+  const Stages& stages() const { return stages_; }
+  const EmbeddingTable& token_embeddings() const { return token_embd_; }
+  const VectorWeight& output_norm() const { return output_norm_; }
+
+  // Families that predict further tokens go on from the hidden states [rows, H] of all rows after the output norm.
+  virtual bool follows_hidden() const { return false; }
+  virtual void follow_hidden(Ops& ops, const Rows& rows, const ForwardState& state, Tensor hidden) const {
+    (void)ops, (void)rows, (void)state, (void)hidden;
+  }
+
   Hyperparameters hp_;
   std::vector<KvShape> kv_shapes_;  // filled by the family, one for each layer that attends
   float embedding_scale_ = 1.0f;

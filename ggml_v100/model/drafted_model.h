@@ -26,6 +26,15 @@ class DraftedModel final : public TextModel {
   int32_t block_tokens() const override { return target_->block_tokens(); }
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                  std::span<const int32_t> outputs) const override;
+  void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override {
+    target_->replay(ops, rows, of_target(state));
+  }
+  Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const override {
+    return target_->predict(ops, rows, of_target(state), before);
+  }
+  bool can_predict() const override { return target_->can_predict(); }
+  Tensor predicted_head(Ops& ops, Tensor hidden) const override { return target_->predicted_head(ops, hidden); }
+  bool has_residual_stream() const override { return target_->has_residual_stream(); }
   RowRange vocabulary() const override { return target_->vocabulary(); }
   Tensor embed(Ops& ops, std::span<const int32_t> tokens) const override { return target_->embed(ops, tokens); }
   Tensor head(Ops& ops, Tensor hidden) const override { return target_->head(ops, hidden); }

@@ -46,6 +46,16 @@ GatedQueryKeyValue project_gated(Ops& ops, Tensor n, const RopeTable& rope, floa
   return {{q, k, v}, gate};
 }
 
+void append_gated(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
+                  const GatedAttentionWeights& w) {
+  const std::array<const Linear*, 2> weights{&w.attn.k, &w.attn.v};
+  std::array<Tensor, 2> projected;
+  ops.multi_linear(n, weights, projected);
+  const auto [k, v] = projected;
+  ops.norm_rope(k, w.attn.kv_heads, w.k_norm.size, w.k_norm, eps, rope, RopeLayout::halves);
+  ops.kv_append(k, v, rows, kv);
+}
+
 Tensor gated_attention(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
                        const GatedAttentionWeights& w) {
   const auto [qkv, gate] = project_gated(ops, n, rope, eps, w);

@@ -22,6 +22,10 @@ struct GatedQueryKeyValue {
 // n [rows, H], normed. Queries and keys come normalised and rotated.
 GatedQueryKeyValue project_gated(Ops& ops, Tensor n, const RopeTable& rope, float eps, const GatedAttentionWeights& w);
 
+// Only the part that appends n [rows, H], normed, to the KV pages.
+void append_gated(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
+                  const GatedAttentionWeights& w);
+
 // n [rows, H], normed -> [rows, H]. Appends to the KV pages.
 Tensor gated_attention(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
                        const GatedAttentionWeights& w);

@@ -95,6 +95,7 @@ Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState
   std::array<Tensor, 4> projected;
   ops.multi_linear(n, weights, projected);
   const auto [u, z, beta, alpha] = projected;  // [rows, 2 K + V], [rows, V], [rows, value heads] twice
+  if (state.kept_rows > 0) state.kept->keep(ops, {u, beta, alpha}, state.kept_rows);
 
   const Tensor qkv = ops.causal_conv_silu(u, w.conv, rows, state.history);
   const Tensor o = ops.delta_net(qkv, beta, alpha, w.net, eps, rows, state.memory);  // [rows, V]
@@ -102,6 +103,18 @@ Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState
   const Tensor a = ops.linear(o, w.output);  // [rows, H], partial
   ops.all_reduce(a);
   return a;
+}
+
+DeltaNetState delta_net_state(const ForwardState& state, size_t first) {
+  return {state.states[first], state.states[first + 1], state.kept.empty() ? nullptr : &state.kept[first],
+          state.kept_rows};
+}
+
+void replay_gated_delta_net(Ops& ops, const Rows& rows, const DeltaNetState& state, float eps,
+                            const GatedDeltaNetWeights& w) {
+  const KeptInputs& kept = *state.kept;
+  const Tensor qkv = ops.causal_conv_silu(kept[0], w.conv, rows, state.history);
+  ops.delta_net(qkv, kept[1], kept[2], w.net, eps, rows, state.memory);
 }
 
 }  // namespace v100

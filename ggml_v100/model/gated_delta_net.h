@@ -41,11 +41,19 @@ GatedDeltaNetWeights load_gated_delta_net(const WeightLoader& weights, const Hyp
 struct DeltaNetState {
   StateRecords history;  // [taps - 1, 2 K + V], inputs of the convolution
   StateRecords memory;   // [value heads, S, S]
+  // Of the layer, and how many rows of its inputs go there.
+  KeptInputs* kept = nullptr;
+  int32_t kept_rows = 0;
 };
+// Of the layer whose records begin at `first`.
+DeltaNetState delta_net_state(const ForwardState& state, size_t first);
 std::vector<StateShape> delta_net_state_shapes(const GatedDeltaNetWeights& w);
 
 // n [rows, H], normed -> [rows, H]. output_gate: what the projection `gate` goes through.
 Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState& state, float eps,
                        GateFunction output_gate, const GatedDeltaNetWeights& w);
+// The part of it that moves the state, on inputs that were kept: TextModel::replay.
+void replay_gated_delta_net(Ops& ops, const Rows& rows, const DeltaNetState& state, float eps,
+                            const GatedDeltaNetWeights& w);
 
 }  // namespace v100

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/hyperparameters.h"
+#include "model/kept_inputs.h"
 #include "model/rope.h"
 #include "ops/ops.h"
 
@@ -32,7 +33,11 @@ struct ForwardState {
   std::span<const RopeTable> block_ropes;
   // Added to the residual stream after each layer, [hidden] of each or empty; no entries: after none.
   std::span<const VectorWeight> directions;
-  Rows windowed;                      // the rows as layers with a sliding window see them; else the rows as they are
+  Rows windowed;  // the rows as layers with a sliding window see them; else the rows as they are
+  // Where recurrent layers keep what they were given in the first kept_rows rows, for TextModel::replay; one for each of
+  // TextModel::state_shapes(), of which a layer uses that of its first record.
+  std::span<KeptInputs> kept;
+  int32_t kept_rows = 0;              // 0: nothing is kept
   const LayerInputs* taps = nullptr;  // what to take down on the way, of all rows
 };
 
@@ -93,6 +98,22 @@ class TextModel {
   // ForwardState::taps.
   virtual Tensor embed(Ops& ops, std::span<const int32_t> tokens) const = 0;
   virtual bool has_taps() const { return false; }
+  // Makes states again from what the last pass with kept_rows kept: rows.sequences are sequences of that pass, perhaps with
+  // fewer rows, each from its state_from to its state_to. Same bits as a pass over these rows.
+  virtual void replay(Ops& ops, const Rows& rows, const ForwardState& state) const {
+    (void)ops, (void)rows, (void)state;
+  }
+  // One step of a draft by the block of multi-token prediction, which forward() keeps up with where it is loaded: its cache
+  // is one of kv_shapes(), and the hidden state of a sequence's last token one of the records. rows: one for each
+  // sequence, of a drafted token. before [rows, H]: what predict() returned for the token before; no rows: forward() has
+  // seen it. Returns hidden states [rows, H] for predicted_head(), and for the next step.
+  virtual Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
+    (void)ops, (void)rows, (void)state, (void)before;
+    return {};
+  }
+  virtual bool can_predict() const { return false; }
+  // Logits [rows, vocabulary()] of what predict() returned.
+  virtual Tensor predicted_head(Ops& ops, Tensor hidden) const { return head(ops, hidden); }
   // Whether there is one residual stream, to which directions can be added.
   virtual bool has_residual_stream() const { return true; }
   // Rows of the output matrix that this rank has.

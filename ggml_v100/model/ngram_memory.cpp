@@ -94,7 +94,7 @@ std::vector<int32_t> ngram_rows(const Rows& rows, const NgramMemoryWeights& w) {
   return table_rows;
 }
 
-void recall(Ops& ops, Tensor x, std::span<const int32_t> table_rows, const Rows& rows, const StateRecords& history,
+void recall(Ops& ops, Tensor x, std::span<const int32_t> table_rows, const Rows& rows, const NgramMemoryState& state,
             float eps, const NgramMemoryWeights& w) {
   const int32_t streams = w.key_norm.size / w.value.weight->out_features;
   Tensor e = ops.embed(table_rows, w.table);  // [rows * hashes, E / hashes]
@@ -103,8 +103,13 @@ void recall(Ops& ops, Tensor x, std::span<const int32_t> table_rows, const Rows&
   const Tensor query = ops.norm_streams(x, streams, w.query_norm, eps);                 // [rows, N]
   const Tensor value = ops.gate_memory(key, query, ops.linear(e, w.value));             // [rows, N]
   const Tensor n = ops.norm_streams(value, streams, w.value_norm, eps);
-  ops.add(value, ops.causal_conv_silu(n, w.conv, rows, history));
+  if (state.kept_rows > 0) state.kept->keep(ops, {n}, state.kept_rows);
+  ops.add(value, ops.causal_conv_silu(n, w.conv, rows, state.history));
   ops.add(x, value);
+}
+
+void replay_ngram_memory(Ops& ops, const Rows& rows, const NgramMemoryState& state, const NgramMemoryWeights& w) {
+  ops.causal_conv_silu((*state.kept)[0], w.conv, rows, state.history);
 }
 
 }  // namespace v100

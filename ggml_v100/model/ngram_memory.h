@@ -44,8 +44,16 @@ StateShape ngram_memory_state(const NgramMemoryHyperparameters& memory, const St
 // Table rows of all tokens of a ubatch, [rows, hashes]. Asks the system to start reading them.
 std::vector<int32_t> ngram_rows(const Rows& rows, const NgramMemoryWeights& w);
 
+struct NgramMemoryState {
+  StateRecords history;
+  KeptInputs* kept = nullptr;  // as in DeltaNetState
+  int32_t kept_rows = 0;
+};
+
 // Adds what the table has for the rows to their streams x [rows, N].
-void recall(Ops& ops, Tensor x, std::span<const int32_t> table_rows, const Rows& rows, const StateRecords& history,
+void recall(Ops& ops, Tensor x, std::span<const int32_t> table_rows, const Rows& rows, const NgramMemoryState& state,
             float eps, const NgramMemoryWeights& w);
+// TextModel::replay.
+void replay_ngram_memory(Ops& ops, const Rows& rows, const NgramMemoryState& state, const NgramMemoryWeights& w);
 
 }  // namespace v100

@@ -2,7 +2,9 @@
 // fourth, as a rule, is gated attention. SwiGLU feed-forward, in `qwen35moe` a mixture of experts beside a shared one.
 //
 // The file's norm weights contain the + 1. H hidden.
+#include <array>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "model/decoder.h"
@@ -33,7 +35,8 @@ struct MtpBlock {
   Block block;                               // attends
   std::optional<EmbeddingTable> embeddings;  // else the trunk's, and so below
   VectorWeight output_norm;                  // [H]
-  std::optional<Linear> output;              // [vocab, H]
+  std::optional<Linear> output;              // [vocab, H], this rank's rows
+  size_t hidden_record = 0;                  // the last token's hidden state, among the model's records
 };
 
 class Qwen35 final : public Decoder {
@@ -41,14 +44,24 @@ class Qwen35 final : public Decoder {
   Qwen35(Hyperparameters hyperparameters, DeltaNetHyperparameters delta, const WeightLoader& weights);
   std::vector<StateShape> state_shapes() const override;
   int32_t loaded_mtp_blocks() const override { return static_cast<int32_t>(mtp_.size()); }
+  void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override;
+  bool can_predict() const override { return !mtp_.empty(); }
+  Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const override;
+  Tensor predicted_head(Ops& ops, Tensor hidden) const override;
 
  protected:
   Tensor attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const override;
   void feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const override;
+  bool follows_hidden() const override { return !mtp_.empty(); }
+  void follow_hidden(Ops& ops, const Rows& rows, const ForwardState& state, Tensor hidden) const override;
 
  private:
   Block load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const;
   MtpBlock load_mtp_block(const WeightLoader& weights, int32_t layer) const;
+  // x += a, then x += feed-forward of x, in place.
+  void feed_forward(Ops& ops, const Block& w, Tensor x, Tensor a) const;
+  // What a block of multi-token prediction begins with: x [rows, H] and its norm, from the hidden states of the tokens before.
+  std::pair<Tensor, Tensor> join(Ops& ops, const MtpBlock& w, std::span<const int32_t> tokens, Tensor before) const;
 
   DeltaNetHyperparameters delta_;
   std::vector<Block> blocks_;
@@ -72,6 +85,12 @@ Qwen35::Qwen35(Hyperparameters hyperparameters, DeltaNetHyperparameters delta, c
   }
   if (weights.load_mtp())
     for (int32_t i = 0; i < hp_.mtp_blocks; ++i) mtp_.push_back(load_mtp_block(weights, hp_.layers + i));
+  for (MtpBlock& mtp : mtp_) {
+    mtp.block.memory = kv_shapes_.size();
+    kv_shapes_.push_back(mtp.block.attention->attn.kv);
+    mtp.hidden_record = state_shapes_.size();
+    state_shapes_.push_back({hp_.hidden});
+  }
 }
 
 Block Qwen35::load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const {
@@ -98,7 +117,7 @@ MtpBlock Qwen35::load_mtp_block(const WeightLoader& weights, int32_t layer) cons
     mtp.embeddings = weights.embedding(prefix + "embed_tokens", hp_.hidden, hp_.vocab);
   mtp.output_norm = weights.optional_vector(prefix + "shared_head_norm.weight", hp_.hidden);
   if (weights.has(prefix + "shared_head_head.weight"))
-    mtp.output = weights.linear(prefix + "shared_head_head", hp_.hidden, hp_.vocab);
+    mtp.output = weights.linear_rows(prefix + "shared_head_head", hp_.hidden, hp_.vocab, std::array{vocabulary()});
   return mtp;
 }
 
@@ -109,12 +128,69 @@ Tensor Qwen35::attention(Ops& ops, int32_t layer, const Rows& rows, const Forwar
   const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);
   if (w.attention)
     return gated_attention(ops, n, rows, state.kv[w.memory], state.ropes[0], hp_.rms_epsilon, *w.attention);
-  const DeltaNetState memory{state.states[w.memory], state.states[w.memory + 1]};
-  return gated_delta_net(ops, n, rows, memory, hp_.rms_epsilon, GateFunction::silu, *w.delta_net);
+  return gated_delta_net(ops, n, rows, delta_net_state(state, w.memory), hp_.rms_epsilon, GateFunction::silu,
+                         *w.delta_net);
+}
+
+void Qwen35::replay(Ops& ops, const Rows& rows, const ForwardState& state) const {
+  for (int32_t layer = 0; layer < hp_.layers; ++layer) {
+    const Block& w = blocks_[static_cast<size_t>(layer)];
+    if (!w.delta_net || !has_layer(layer)) continue;
+    const Ops::Scope scope(ops);
+    replay_gated_delta_net(ops, rows, delta_net_state(state, w.memory), hp_.rms_epsilon, *w.delta_net);
+  }
+  const Ops::Scope scope(ops);
+  if (!mtp_.empty() && stages().has_last())
+    ops.previous_rows(state.kept[mtp_[0].hidden_record][0], rows, state.states[mtp_[0].hidden_record]);
+}
+
+std::pair<Tensor, Tensor> Qwen35::join(Ops& ops, const MtpBlock& w, std::span<const int32_t> tokens,
+                                       Tensor before) const {
+  const Tensor e = ops.rms_norm(ops.embed(tokens, w.embeddings ? *w.embeddings : token_embeddings()), w.embedding_norm,
+                                hp_.rms_epsilon);
+  const Tensor h = ops.rms_norm(before, w.hidden_norm, hp_.rms_epsilon);
+  const Tensor x = ops.linear(ops.concatenate(e, h), w.projection);  // [rows, H]
+  return {x, ops.rms_norm(x, w.block.attn_norm, hp_.rms_epsilon)};
+}
+
+// A row pairs its token with the hidden state of the token before it. Of the block only keys and values are kept.
+void Qwen35::follow_hidden(Ops& ops, const Rows& rows, const ForwardState& state, Tensor hidden) const {
+  if (!stages().has_last()) return;
+  const Ops::Scope scope(ops);
+  const MtpBlock& w = mtp_[0];
+  if (state.kept_rows > 0) state.kept[w.hidden_record].keep(ops, {hidden}, state.kept_rows);
+  const Tensor before = ops.previous_rows(hidden, rows, state.states[w.hidden_record]);
+  const auto [x, n] = join(ops, w, rows.tokens, before);
+  append_gated(ops, n, rows, state.kv[w.block.memory], state.ropes[0], hp_.rms_epsilon, *w.block.attention);
+}
+
+Tensor Qwen35::predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
+  const MtpBlock& w = mtp_[0];
+  Tensor h = ops.create(rows.count(), hp_.hidden);
+  if (stages().has_last()) {
+    if (before.rows == 0) {  // of each row's sequence, as forward() left it
+      h = ops.previous_rows(h, rows, state.states[w.hidden_record]);
+      before = h;
+    }
+    const auto [x, n] = join(ops, w, rows.tokens, before);
+    feed_forward(
+        ops, w.block, x,
+        gated_attention(ops, n, rows, state.kv[w.block.memory], state.ropes[0], hp_.rms_epsilon, *w.block.attention));
+    h = ops.rms_norm(x, w.output_norm.size > 0 ? w.output_norm : output_norm(), hp_.rms_epsilon);
+  }
+  stages().hand_out_last(ops, h);
+  return h;
+}
+
+Tensor Qwen35::predicted_head(Ops& ops, Tensor hidden) const {
+  return mtp_[0].output ? ops.linear(hidden, *mtp_[0].output) : head(ops, hidden);
 }
 
 void Qwen35::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
-  const Block& w = blocks_[static_cast<size_t>(layer)];
+  feed_forward(ops, blocks_[static_cast<size_t>(layer)], x, a);
+}
+
+void Qwen35::feed_forward(Ops& ops, const Block& w, Tensor x, Tensor a) const {
   const Tensor n = ops.add_rms_norm(x, a, w.post_attention_norm, hp_.rms_epsilon);
   ops.add(x, gated_feed_forward(ops, n, w.ffn, Activation::silu));
 }

@@ -59,6 +59,7 @@ class Qwen4Exp final : public TextModel {
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                  std::span<const int32_t> outputs) const override;
+  void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override;
   RowRange vocabulary() const override { return output_.rows; }
   Tensor head(Ops& ops, Tensor hidden) const override { return ops.linear(hidden, output_.matrix); }
   Tensor embed(Ops& ops, std::span<const int32_t> tokens) const override { return ops.embed(tokens, token_embd_); }
@@ -70,6 +71,7 @@ class Qwen4Exp final : public TextModel {
   // n [rows, H], mixed -> [rows, H].
   Tensor attention(Ops& ops, const Block& w, const Rows& rows, const ForwardState& state, Tensor n) const;
   void feed_forward(Ops& ops, const Block& w, Tensor x) const;
+  NgramMemoryState ngram_memory_of(const ForwardState& state) const;
 
   Qwen4ExpHyperparameters hp_;
   float eps_;
@@ -154,8 +156,7 @@ Tensor Qwen4Exp::forward(Ops& ops, const Rows& rows, const ForwardState& state,
   Tensor x = ops.repeat_streams(ops.embed(rows.tokens, token_embd_), hp_.streams.streams);  // [rows, N]
   const int32_t last = hp_.common.layers - 1;
   const auto mix_in = [&](int32_t layer) {  // [rows, H], [rows, n]
-    if (recalls && layer == hp_.memory.layer)
-      recall(ops, x, table_rows, rows, state.states[memory_state_], eps_, *memory_);
+    if (recalls && layer == hp_.memory.layer) recall(ops, x, table_rows, rows, ngram_memory_of(state), eps_, *memory_);
     return mix(ops, x, eps_, blocks_[static_cast<size_t>(layer)].attn_mixer);
   };
   for (int32_t layer = 0; layer < last; ++layer) {
@@ -190,14 +191,27 @@ Tensor Qwen4Exp::forward(Ops& ops, const Rows& rows, const ForwardState& state,
 }
 
 Tensor Qwen4Exp::attention(Ops& ops, const Block& w, const Rows& rows, const ForwardState& state, Tensor n) const {
-  if (w.delta_net) {
-    const DeltaNetState memory{state.states[w.memory], state.states[w.memory + 1]};
-    return gated_delta_net(ops, n, rows, memory, eps_, GateFunction::sigmoid, *w.delta_net);
-  }
+  if (w.delta_net)
+    return gated_delta_net(ops, n, rows, delta_net_state(state, w.memory), eps_, GateFunction::sigmoid, *w.delta_net);
   const RopeTable& rope = state.ropes[0];
   if (!w.indexer) return gated_attention(ops, n, rows, state.kv[w.memory], rope, eps_, *w.attention);
   const SparseAttentionState memory{state.kv[w.memory], state.kv[w.memory + 1], rope, state.block_ropes[0]};
   return sparse_gated_attention(ops, n, rows, memory, eps_, *w.attention, *w.indexer);
+}
+
+NgramMemoryState Qwen4Exp::ngram_memory_of(const ForwardState& state) const {
+  return {state.states[memory_state_], state.kept.empty() ? nullptr : &state.kept[memory_state_], state.kept_rows};
+}
+
+void Qwen4Exp::replay(Ops& ops, const Rows& rows, const ForwardState& state) const {
+  for (int32_t layer = 0; layer < hp_.common.layers; ++layer) {
+    const Block& w = blocks_[static_cast<size_t>(layer)];
+    if (!w.delta_net || !stages_.has(layer)) continue;
+    const Ops::Scope scope(ops);
+    replay_gated_delta_net(ops, rows, delta_net_state(state, w.memory), eps_, *w.delta_net);
+  }
+  const Ops::Scope scope(ops);
+  if (memory_ && stages_.has(hp_.memory.layer)) replay_ngram_memory(ops, rows, ngram_memory_of(state), *memory_);
 }
 
 void Qwen4Exp::feed_forward(Ops& ops, const Block& w, Tensor x) const {

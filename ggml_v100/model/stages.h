@@ -20,6 +20,13 @@ class Stages {
     return stage.rank < 0 || stage.rank == rank_;
   }
 
+  // Whether this rank has what follows the layers and is shared out like one.
+  bool has_last() const { return stages_.back().rank < 0 || stages_.back().rank == rank_; }
+  // x of the rank that has it on all ranks.
+  void hand_out_last(Ops& ops, Tensor x) const {
+    if (stages_.back().rank >= 0) ops.broadcast(x, stages_.back().rank);
+  }
+
   // After a layer: where it is the last that a rank has, x of that rank on all ranks.
   void hand_over(Ops& ops, int32_t layer, Tensor x) const {
     const Shard::Stage& stage = stage_of(layer);

@@ -99,6 +99,11 @@ class ForwardingOps : public Ops {
   }
   void place(Tensor x, Tensor y, int32_t first) override { inner_->place(x, y, first); }
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override { return inner_->gather_rows(x, indices); }
+  void copy(Tensor x, Tensor to) override { inner_->copy(x, to); }
+  Tensor concatenate(Tensor x, Tensor y) override { return inner_->concatenate(x, y); }
+  Tensor previous_rows(Tensor x, const Rows& rows, const StateRecords& last) override {
+    return inner_->previous_rows(x, rows, last);
+  }
   void all_reduce(Tensor partial) override { inner_->all_reduce(partial); }
   void broadcast(Tensor x, int32_t root) override { inner_->broadcast(x, root); }
   void tap(std::string_view name, int32_t layer, Tensor value) override { inner_->tap(name, layer, value); }

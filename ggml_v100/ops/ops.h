@@ -329,6 +329,13 @@ class Ops {
 
   // Copies of the given rows, [indices, features].
   virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;
+  // to, a tensor of the same shape that outlives the arena, becomes a copy of x.
+  virtual void copy(Tensor x, Tensor to) = 0;
+  // Rows of x beside those of y: [rows, features of x + features of y].
+  virtual Tensor concatenate(Tensor x, Tensor y) = 0;
+  // [rows, features]: of each row, the row before it in its sequence. That of a first row comes from the record, zeros where
+  // the sequence begins. Writes the last row of each sequence, unless its state_to is -1.
+  virtual Tensor previous_rows(Tensor x, const Rows& rows, const StateRecords& last) = 0;
 
   // The meeting points of ranks; nothing to do for one.
   // Sum over ranks, in place: in f32 and in their order, the same bits on all.

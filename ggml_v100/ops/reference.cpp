@@ -15,6 +15,7 @@
 #include "ops/delta_net.h"
 #include "ops/reference_blocks.h"
 #include "ops/routing.h"
+#include "ops/row_moves.h"
 #include "ops/sparse_attention.h"
 #include "ops/streams.h"
 #include "quants/decode.h"
@@ -408,6 +409,20 @@ class ReferenceOps final : public Ops {
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {
     Tensor y = create(static_cast<int32_t>(indices.size()), x.features);
     for (int32_t r = 0; r < y.rows; ++r) std::copy_n(x.row(indices[static_cast<size_t>(r)]), x.features, y.row(r));
+    return y;
+  }
+
+  void copy(Tensor x, Tensor to) override { std::copy_n(x.data, x.size(), to.data); }
+
+  Tensor concatenate(Tensor x, Tensor y) override {
+    Tensor z = create(x.rows, x.features + y.features);
+    concatenate_rows(x, y, z);
+    return z;
+  }
+
+  Tensor previous_rows(Tensor x, const Rows& rows, const StateRecords& last) override {
+    Tensor y = create(x.rows, x.features);
+    for (const SequenceRows& sequence : rows.sequences) previous_rows_of(x, sequence, last, y);
     return y;
   }
 

@@ -93,13 +93,22 @@ void validate(int32_t n_vocab, const SamplerParams& p) {
 
 }  // namespace
 
-struct Sampler::State {
+class Sampler::Progress {
+ public:
+  TokenWindow window;
+  DryHistory history;
+  std::optional<Mirostat> mirostat;     // in place of the draw
+  std::optional<AdaptiveP> adaptive_p;  // likewise
+  std::mt19937 generator;
+  std::vector<std::mt19937> xtc_generators;
+};
+
+struct Sampler::State : Sampler::Progress {
   State(int32_t vocabulary, SamplerParams given)
-      : n_vocab(vocabulary),
+      : Progress{TokenWindow(given.repeat_last_n), DryHistory(given.dry.last_n), {}, {}, {}, {}},
+        n_vocab(vocabulary),
         params(std::move(given)),
         penalties{params.repeat_penalty, params.frequency_penalty, params.presence_penalty},
-        window(params.repeat_last_n),
-        history(params.dry.last_n),
         breakers(params.dry_breakers ? params.dry_breakers : std::make_shared<const DryBreakers>(no_breakers())) {
     if (params.mirostat != 0) {
       params.stages = {SamplerStage::temperature};
@@ -241,6 +250,19 @@ struct Sampler::State {
     }
   }
 
+  // The row's logits through bias, mask and stages.
+  void narrow(std::span<const float> logits) {
+    if (logits.size() != static_cast<size_t>(n_vocab))
+      throw_invalid("number of logits", std::to_string(logits.size()), std::to_string(n_vocab));
+    candidates.start(logits);
+    apply_bias();
+    apply_mask();
+    if (candidates.largest_logit() == -kInfinity)
+      throw InvalidArgument("sampler: all " + std::to_string(n_vocab) +
+                            " tokens are banned (logit -inf); expected at least one allowed token");
+    apply_stages();
+  }
+
   int32_t draw() {
     const auto next = [this] { return uniform(generator); };
     if (mirostat) return mirostat->draw(candidates, next);
@@ -266,16 +288,10 @@ struct Sampler::State {
   int32_t n_vocab;
   SamplerParams params;  // without stages that have no effect and biases outside the vocabulary
   Penalties penalties;
-  TokenWindow window;
   bool uses_window = false;
-  DryHistory history;
   std::shared_ptr<const DryBreakers> breakers;
   bool uses_history = false;
-  std::optional<Mirostat> mirostat;     // in place of the draw
-  std::optional<AdaptiveP> adaptive_p;  // likewise
   uint32_t seed = 0;
-  std::mt19937 generator;
-  std::vector<std::mt19937> xtc_generators;
   CandidateList candidates;
   std::vector<uint32_t> mask;  // one bit per token; empty: all allowed
 };
@@ -308,18 +324,28 @@ void Sampler::set_mask(std::span<const uint32_t> mask) {
 }
 
 int32_t Sampler::sample(std::span<const float> logits) {
-  State& s = *state_;
-  if (logits.size() != static_cast<size_t>(s.n_vocab))
-    throw_invalid("number of logits", std::to_string(logits.size()), std::to_string(s.n_vocab));
-  s.candidates.start(logits);
-  s.apply_bias();
-  s.apply_mask();
-  if (s.candidates.largest_logit() == -kInfinity)
-    throw InvalidArgument("sampler: all " + std::to_string(s.n_vocab) +
-                          " tokens are banned (logit -inf); expected at least one allowed token");
-  s.apply_stages();
-  return s.draw();
+  state_->narrow(logits);
+  return state_->draw();
 }
+
+bool Sampler::draws_from_distribution() const {
+  const State& s = *state_;
+  const bool is_greedy =
+      s.names(SamplerStage::temperature) && s.params.temperature <= 0.0f && s.params.dynatemp_range <= 0.0f;
+  return !s.mirostat && !s.adaptive_p && !is_greedy;
+}
+
+std::vector<TokenProbability> Sampler::distribution(std::span<const float> logits) {
+  state_->narrow(logits);
+  state_->candidates.draw(0.0);  // computes the probabilities; which one it picks does not matter
+  return candidates();
+}
+
+double Sampler::next_uniform() { return uniform(state_->generator); }
+
+std::shared_ptr<const Sampler::Progress> Sampler::progress() const { return std::make_shared<const Progress>(*state_); }
+
+void Sampler::go_back(const Progress& progress) { static_cast<Progress&>(*state_) = progress; }
 
 std::vector<TokenProbability> Sampler::candidates() const {
   std::vector<TokenProbability> result;

@@ -90,8 +90,23 @@ class Sampler {
   // logits [n_vocab], read during the call only. Throws InvalidArgument when every candidate is banned or the size
   // differs, Error for NaN and +inf logits; the generator has then not advanced.
   int32_t sample(std::span<const float> logits);
-  // Of the last sample(): candidates after the chain by falling probability (ties: smaller id), zeros dropped.
+  // Of the last sample() or distribution(): candidates after the chain by falling probability (ties: smaller id), zeros
+  // dropped.
   std::vector<TokenProbability> candidates() const;
+
+  // Whether sample() is one draw from distribution(), so that any other way to draw from it will do: not so for mirostat
+  // and adaptive-p, and for a temperature of 0 there is nothing to draw.
+  bool draws_from_distribution() const;
+  // What sample() would draw from: candidates(), without drawing. Errors as of sample(). Stages that draw on their own
+  // (XTC) do so.
+  std::vector<TokenProbability> distribution(std::span<const float> logits);
+  // The generator's next number in [0, 1).
+  double next_uniform();
+
+  // Histories and generators, all that accept() and sample() change.
+  class Progress;
+  std::shared_ptr<const Progress> progress() const;
+  void go_back(const Progress& progress);
   // Forgets the history and seeds the generator again (a random seed is drawn anew).
   void reset();
 

@@ -40,6 +40,16 @@ class ChosenModel:
     jobs: tuple["Job", ...] = ()
     finish: Callable[[], None] | None = None
 
+    def and_also(self, other: "ChosenModel") -> "ChosenModel":
+        """This model, whose download brings the other one as well."""
+        finishers = [finish for finish in (self.finish, other.finish) if finish is not None]
+
+        def finish() -> None:
+            for one in finishers:
+                one()
+
+        return ChosenModel(self.path, (*self.jobs, *other.jobs), finish if finishers else None)
+
     def fetch(self, write: Callable[[str], None] | None = None) -> str:
         """Download what is missing. write: takes lines of progress; None shows it on standard error.
 
@@ -74,6 +84,19 @@ def choose_model(options: Options, environ: Mapping[str, str], note: Callable[[s
     if not options.model:
         raise InvalidArgument("no model given; use -m FILE, -hf USER/MODEL[:QUANT] or -mu URL")
     return ChosenModel(options.model)
+
+
+def choose_draft_model(
+    options: Options, environ: Mapping[str, str], note: Callable[[str], None] = _note
+) -> ChosenModel | None:
+    """The draft model that the options name (`--spec-draft-hf`, `--spec-draft-model`), as `choose_model`; or None.
+
+    With a repository, `--spec-draft-model` is the name of a file in it.
+    """
+    if options.spec_draft_hf:
+        source = ModelSource(environ, options.hf_token, options.offline, note)
+        return source.repository_model(options.spec_draft_hf, options.spec_draft_model)
+    return ChosenModel(options.spec_draft_model) if options.spec_draft_model else None
 
 
 def with_local_models(options: Options, environ: Mapping[str, str]) -> Options:

@@ -5,9 +5,11 @@ import math
 import os
 from typing import Any
 
-from pyllama.download.model_options import choose_model
+from pyllama.download.model_options import choose_draft_model, choose_model
+from pyllama.errors import InvalidArgument
 from pyllama.options import Options, adapter_arguments, grammar_from_options, placement_arguments, rope_arguments
 from pyllama.options.sampling import canonical_name
+from pyllama.speculation import speculation_from_options
 from pyllama.thread_placement import engine_thread_options
 
 
@@ -16,7 +18,11 @@ def load_llama(options: Options) -> Any:
     from pyllama import Llama
 
     grammar_from_options(options)  # a fault in it shows before anything is downloaded or read
+    draft = choose_draft_model(options, os.environ)
     model = choose_model(options, os.environ).fetch()
+    speculation = speculation_from_options(options, draft.fetch() if draft is not None else "").resolved()
+    if speculation.is_synthetic:
+        raise InvalidArgument("--spec-synth-len and --spec-synth-rates are for llama-server")
     n_ubatch = min(options.ubatch_size, options.batch_size)
     return Llama(
         model,
@@ -37,6 +43,7 @@ def load_llama(options: Options) -> Any:
         kv_overrides=dict(options.override_kv),
         last_n_tokens_size=options.repeat_last_n,
         chat_format=options.chat_template or None,
+        draft_model=speculation if speculation.is_on else None,
         verbose=False,
         **placement_arguments(options),
         **rope_arguments(options),

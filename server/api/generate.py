@@ -24,7 +24,7 @@ from pyllama.server.logit_bias import read_logit_bias
 from pyllama.server.request_fields import read_params
 from pyllama.server.requests import ActiveRequest
 from pyllama.server.responses import json_response
-from pyllama.server.sampling_params import SamplerParts, banned_tokens, make_sampler, uses_dry, uses_infill
+from pyllama.server.sampling_params import SamplerParts, make_sampler
 from pyllama.server.sse import EventStream
 from pyllama.server.state import server_state
 from pyllama.server.stream_replay import conversation_id
@@ -118,7 +118,7 @@ async def prepare(params: GenerationParams, loaded: LoadedModel) -> tuple[Guide 
     guide = None
     if params.steers:
         guide = await asyncio.to_thread(compile_answer_guide, params, loaded)
-    if uses_dry(params.sampling) or uses_infill(params.sampling):
+    if params.sampling.uses_dry or params.sampling.uses_infill:
         return guide, await asyncio.to_thread(loaded.sampler_parts, params.sampling)
     return guide, SamplerParts()
 
@@ -154,7 +154,7 @@ def build_request(
                 n_predict_limit=n_predict_limit,
                 parent=group[0] if group else None,
                 shifts_context=loaded.shifts_context,
-                constraint=guide.copy(banned_tokens(sampling)) if guide is not None else None,
+                constraint=guide.copy(sampling.banned) if guide is not None else None,
             )
             group.append(generation)
             index += 1

@@ -31,7 +31,7 @@ def slot_json(slot: Slot, loaded: LoadedModel, *, shows_text: bool) -> dict[str,
     result: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": loaded.n_ctx_slot,
-        "speculative": False,
+        "speculative": loaded.defaults.speculative_types != "none",
         "is_processing": generation is not None,
     }
     last = generation or slot.last_generation

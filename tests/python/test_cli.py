@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-from pyllama.completion import DEFAULT_SAMPLERS
 from pyllama.errors import InvalidArgument, ModelError
 from pyllama.options import parse
+from pyllama.sampling_values import DEFAULT_SAMPLERS
 from pyllama.tools import cli, loading
 from pyllama.tools.answer import Speed, stream_answer
 from pyllama.tools.console import Interrupter

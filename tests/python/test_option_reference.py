@@ -43,7 +43,11 @@ OWN_DEFAULTS_OF = {
 }
 
 
-OWN_ADDITIONS = {"llama-cli": {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}}
+ADAPTIVE = {"--spec-adaptive", "--no-spec-adaptive"}
+OWN_ADDITIONS = {
+    "llama-server": ADAPTIVE,
+    "llama-cli": {"-cnv", "--conversation", "-no-cnv", "--no-conversation"} | ADAPTIVE,
+}
 """Spellings of ours that llama.cpp's program lacks: there, plain completion is a program of its own."""
 
 

@@ -286,7 +286,7 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
     [
         ["--ui"],
         ["-dr", "a/b"],
-        ["--spec-type", "ngram-mod"],
+        ["--spec-type", "draft-eagle3"],
         ["--mmproj", "x"],
         ["-ctk", "q5_1"],
         ["--load-mode", "mlock"],

@@ -20,7 +20,9 @@ class EngineServer:
         from pyllama.server.loaded_model import load_model
 
         options = parse("llama-server", ["-t", "1", "-np", "2", "-c", "2048", *arguments], {}, config_files=())
-        self.state = ServerState(settings_from_options(options, str(model)), build_info=build_info)
+        self.state = ServerState(
+            settings_from_options(options, str(model), options.spec_draft_model), build_info=build_info
+        )
         self.client = TestClient(create_app(self.state))
         self.client.__enter__()
         self.state.set_loaded(load_model(self.state.settings, self.state.deliver))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import logging
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -23,6 +25,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.server import ServerState
 
 from pyllama.options import parse_options
 from pyllama.server.http_server import HttpServer
@@ -126,22 +129,80 @@ def test_a_request_that_computes_for_longer_than_the_limit_is_answered() -> None
         assert httpx.get(url + "/late", timeout=20).text == "late"
 
 
-def test_a_client_that_takes_nothing_is_cut_off_and_one_that_reads_slowly_is_not() -> None:
-    with serving(timeout=LIMIT) as url:
-        with connect(url) as idle:
-            idle.sendall(b"GET /long?mib=64 HTTP/1.1\r\nHost: x\r\n\r\n")
-            time.sleep(4 * LIMIT)
-            n_taken = 0
-            with contextlib.suppress(ConnectionResetError):
-                while data := idle.recv(MEBIBYTE):
-                    n_taken += len(data)
-            assert n_taken < 64 * MEBIBYTE
-        with httpx.stream("GET", url + "/long?mib=24", timeout=20) as response:
-            n_taken = 0
-            for part in response.iter_bytes(MEBIBYTE):
-                n_taken += len(part)
-                time.sleep(LIMIT / 5)
-            assert n_taken == 24 * MEBIBYTE
+@contextlib.contextmanager
+def heard(text: str) -> Iterator[threading.Event]:
+    """Is set when the server logs a line with that text."""
+    event = threading.Event()
+    log = logging.getLogger("pyllama.server.srv")
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text in record.getMessage():
+                event.set()
+
+    listener = Listener()
+    log.addHandler(listener)
+    try:
+        yield event
+    finally:
+        log.removeHandler(listener)
+
+
+def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    with heard("took no byte of its answer") as is_cut_off, serving(timeout=LIMIT) as url, connect(url) as idle:
+        idle.sendall(b"GET /long?mib=64 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert is_cut_off.wait(20)
+        n_taken = 0
+        with contextlib.suppress(ConnectionResetError):
+            while data := idle.recv(MEBIBYTE):
+                n_taken += len(data)
+        assert n_taken < 64 * MEBIBYTE
+
+
+class Timers:
+    """An event loop's timers, whose time passes on demand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._waiting: list[tuple[float, Any, Mock]] = []
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Mock:
+        handle = Mock()
+        self._waiting.append((self.now + delay, callback, handle))
+        return handle
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.now += seconds
+        due = [timer for timer in self._waiting if timer[0] <= self.now]
+        self._waiting = [timer for timer in self._waiting if timer[0] > self.now]
+        for _, callback, handle in due:
+            if not handle.cancel.called:
+                callback()
+
+
+def test_a_client_that_takes_something_within_each_limit_is_served_on() -> None:
+    config = HttpServer(Starlette(), ServerSettings(model="none", timeout=10)).config
+    config.load()
+    timers, transport = Timers(), Mock()
+    connection: Any = config.http_protocol_class(config, ServerState(), {}, timers)
+    connection.connection_made(transport)
+    connection.data_received(b"GET / HTTP/1.1\r\n")
+    connection.cycle = Mock(response_complete=False)  # an answer is owed
+    transport.get_write_buffer_size.return_value = n_unsent = 1000
+    connection.pause_writing()
+    for _ in range(20):
+        timers.pass_seconds(9)
+        n_unsent -= 1
+        transport.get_write_buffer_size.return_value = n_unsent
+        timers.pass_seconds(1)
+    connection.resume_writing()
+    timers.pass_seconds(100)
+    connection.pause_writing()
+    timers.pass_seconds(9)
+    transport.abort.assert_not_called()
+    timers.pass_seconds(1)
+    transport.abort.assert_called_once()
+    transport.close.assert_not_called()
 
 
 @pytest.mark.parametrize(

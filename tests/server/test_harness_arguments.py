@@ -23,7 +23,10 @@ SMALL = (
     *("--threads", "1", "--n-gpu-layers", "0", "--alias", "tinyllama-2", "--tags", "a,b", "--cont-batching"),
 )
 SETS: dict[str, tuple[str, ...]] = {
-    "plain": ("--slots", "--no-jinja", "--cache-ram", "100", "--no-cache-idle-slots", "--context-shift", "-fa", "on"),
+    "plain": (
+        *("--slots", "--no-jinja", "--cache-ram", "100", "--no-cache-idle-slots", "--context-shift", "-fa", "on"),
+        "--backend_sampling",
+    ),
     "watched": ("--no-slots", "--jinja", "--metrics", "--kv-unified", "--swa-full", "-ctk", "f32", "-ctv", "f32"),
     "chats": ("--slots", "--jinja", "--reasoning-format", "none", "--reasoning", "off", "--chat-template", "chatml"),
     "vectors": ("--slots", "--jinja", "--embedding", "--pooling", "last", "--verbose", "--sleep-idle-seconds", "1"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import concurrent.futures
-import time
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from engine_server import EngineServer
 from fake_engine import forced_text
 
 USER = {"role": "user", "content": "hi"}
+CHATS = "/v1/chat/completions"
 
 # Opens the block in the prompt.
 OPENING = """\
@@ -115,46 +118,68 @@ def test_native_requests_name_the_tags_themselves(serve: Any) -> None:
         assert server.post("/completion", {**body, **bad}).status_code == 400
 
 
+class HeldText:
+    """As `forced_text`, but the model stops before the token at `place` until `go_on` is set."""
+
+    def __init__(self, text: str, place: int) -> None:
+        self._next_token, self._place = forced_text(text.encode()), place
+        self.is_there, self.go_on = threading.Event(), threading.Event()
+
+    def __call__(self, history: Sequence[int], sampler: Any) -> int:
+        if history[::-1].index(ord("|")) == self._place:
+            self.is_there.set()
+            assert self.go_on.wait(60)
+        return self._next_token(history, sampler)
+
+
+@contextlib.contextmanager
+def thinking(serve: Any, **fields: Any) -> Iterator[tuple[Any, str, Callable[[], Any]]]:
+    """A server amid thoughts, the id of their chat, and a function that has the chat finished: its answer."""
+    model = HeldText("<think>\n" + "so " * 300, place=30)
+    server = serve(template=OPENING, engine={"next_token": model})
+    body = {"messages": [USER], "max_tokens": 100, **fields}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.post, CHATS, body)
+
+        def finish() -> Any:
+            model.go_on.set()
+            return answer.result(60).json()
+
+        try:
+            assert model.is_there.wait(60)
+            (completion_id,) = server.state.running
+            yield server, completion_id, finish
+        finally:
+            model.go_on.set()
+
+
 @pytest.mark.contract("own 22")
 def test_a_running_block_is_ended_on_demand(serve: Any) -> None:
-    endless = saying(serve, OPENING, "<think>\n" + "so " * 5000, engine={"step_seconds": 0.002})
-    path, body = "/v1/chat/completions", {"messages": [USER], "max_tokens": 3000, "reasoning_control": True}
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(endless.post, path, body)
-        deadline = time.monotonic() + 20
-        while not endless.state.running and time.monotonic() < deadline:
-            time.sleep(0.005)
-        (completion_id,) = endless.state.running
-        time.sleep(0.1)
-        ended = endless.post(path + "/control", {"id": completion_id, "action": "reasoning_end"})
-        assert ended.json() == {"success": True}
-        result = answer.result().json()
+    with thinking(serve, reasoning_control=True) as (server, completion_id, finish):
+        demand = {"id": completion_id, "action": "reasoning_end"}
+        assert server.post(CHATS + "/control", demand).json() == {"success": True}
+        result = finish()
     assert result["id"] == completion_id
-    assert result["choices"][0]["message"]["content"].startswith("so")
-    assert set(result["choices"][0]["message"]["reasoning_content"].split()) <= {"so", "s"}
-    assert not endless.state.running
-    gone = endless.post(path + "/control", {"id": completion_id, "action": "reasoning_end"})
+    thoughts = "<think>\n" + "so " * 300
+    # The token being drawn comes yet; after the end the model goes on with its text.
+    assert result["choices"][0]["message"]["reasoning_content"] == thoughts[len("<think>\n") : 31].strip()
+    assert result["choices"][0]["message"]["content"].startswith(thoughts[31 + len("</think>") :][:20].strip())
+    assert not server.state.running
+    gone = server.post(CHATS + "/control", demand)
     assert gone.json() == {"success": False, "message": "no active completion for this id"}
 
 
 def test_only_what_allows_it_is_controlled(serve: Any) -> None:
-    server = saying(serve, OPENING, "<think>\n" + "so " * 300, engine={"step_seconds": 0.002})
-    path = "/v1/chat/completions"
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.post, path, {"messages": [USER], "max_tokens": 400})
-        deadline = time.monotonic() + 20
-        while not server.state.running and time.monotonic() < deadline:
-            time.sleep(0.005)
-        (completion_id,) = server.state.running
-        refused = server.post(path + "/control", {"id": completion_id, "action": "reasoning_end"}).json()
+    with thinking(serve) as (server, completion_id, finish):
+        refused = server.post(CHATS + "/control", {"id": completion_id, "action": "reasoning_end"}).json()
         assert refused == {"success": False, "message": "reasoning control not enabled for this completion"}
-        answer.result()
+        assert set(finish()["choices"][0]["message"]["reasoning_content"].split()) <= {"so", "s"}
     for body, text in (
         ({"action": "reasoning_end"}, "missing completion id"),
         ({"id": "", "action": "reasoning_end"}, "missing completion id"),
         ({"id": "x", "action": "stop"}, "unknown control action"),
     ):
-        response = server.post(path + "/control", body)
+        response = server.post(CHATS + "/control", body)
         assert (response.status_code, response.json()["error"]["message"]) == (400, text)
 
 

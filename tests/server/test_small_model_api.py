@@ -335,6 +335,18 @@ def test_a_cached_prompt_gives_the_text_of_a_computed_one(start: Start, n_slots:
     assert fresh["tokens"] == cached["tokens"] == again["tokens"] == computed["tokens"]
 
 
+@pytest.mark.contract("completion 21")
+def test_asking_for_samplers_on_the_device_changes_no_text(start: Start) -> None:
+    asked, plain = start("--backend_sampling"), start()
+    body = {"prompt": "the other world is", "n_predict": 32, "temperature": 1, "return_tokens": True, "n_probs": 3}
+    answers = [post(asked, "/completion", **body)]
+    answers += [post(plain, "/completion", **body, backend_sampling=value) for value in (True, False)]
+    assert [answer["generation_settings"]["backend_sampling"] for answer in answers] == [True, True, False]
+    for answer in answers[:2]:
+        assert answer["tokens"] == answers[2]["tokens"]
+        assert answer["completion_probabilities"] == answers[2]["completion_probabilities"]
+
+
 @pytest.mark.contract("ctx_shift 2", "ctx_shift 4")
 def test_without_the_shift_texts_end_where_the_slot_does(start: Start) -> None:
     server = start("-n", "128")

@@ -54,7 +54,29 @@ class Qwen35Forward:
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """After each token, `[n, vocabulary]`."""
-        return self.head(self.norm(self.layer_inputs(tokens)[-1], "output_norm.weight"))
+        return self.head(self.hidden(tokens))
+
+    def predicted(self, tokens: Sequence[int], n: int) -> list[int]:
+        """What the block of multi-token prediction says follows `tokens`, of which the last is not in the trunk yet."""
+        block = f"blk.{self.n_layers}."
+        tokens = list(tokens)
+        before = np.concatenate([np.zeros((1, self.keys["embedding_length"])), self.hidden(tokens[:-1])])
+        drafted: list[int] = []
+        while len(drafted) < n:
+            embedded = self.norm(self.weights["token_embd.weight"][tokens], block + "nextn.enorm.weight")
+            joined = np.concatenate([embedded, self.norm(before, block + "nextn.hnorm.weight")], axis=1)
+            x = self.linear(joined, block + "nextn.eh_proj.weight")
+            x = x + self.attention(block, self.norm(x, block + "attn_norm.weight"))
+            x = x + self.feed_forward(block, self.norm(x, block + "post_attention_norm.weight"))
+            last = self.norm(x, block + "nextn.shared_head_norm.weight")[-1:]
+            drafted.append(int(self.head(last).argmax()))
+            tokens.append(drafted[-1])
+            before = np.concatenate([before, last])
+        return drafted
+
+    def hidden(self, tokens: Sequence[int]) -> Array:
+        """After each token, past the output norm, `[n, H]`."""
+        return self.norm(self.layer_inputs(tokens)[-1], "output_norm.weight")
 
     def layer_inputs(self, tokens: Sequence[int]) -> list[Array]:
         """The residual stream `[n, H]` as it enters each layer, and as it leaves the last one."""

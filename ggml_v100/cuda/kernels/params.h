@@ -125,4 +125,100 @@ struct LinearParams {
   LinearJob job[kMostLinearJobs];
 };
 
+// One layer's KV cache: pages in the layout of kv_page.h.
+struct KvCache {
+  uint8_t* pages;              // page i at pages + i * page_bytes
+  int64_t page_bytes;          // at least kv_page_bytes, a multiple of 16
+  int32_t kv_heads, head_dim;  // of keys and of values
+  int32_t type_k, type_v;      // KvType
+  int32_t group, skew;         // query head h reads kv head (h + skew) / group
+};
+
+struct KvAppendParams {
+  const float* k;             // [rows, kv_heads * head_dim]
+  const float* v;             // the same
+  const int32_t* kv_index;    // [rows], of the row's token in its sequence
+  const int32_t* sequence;    // [rows]
+  const int32_t* page_table;  // [sequences, most_pages]: token i of a sequence lies in page i / 256
+  KvCache cache;
+  int32_t rows, most_pages;
+};
+
+// The rows of a sequence are adjacent: first_row[s] to first_row[s + 1].
+struct AttentionParams {
+  const float* q;             // [rows, heads * head_dim]
+  const int32_t* visible;     // [rows, 2]: kv indices [begin, end) that the row sees
+  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* page_table;  // [sequences, most_pages]
+  float* y;                   // [rows, heads * head_dim]; decode writes it in attention_combine
+  float* part_y;              // decode: [rows, heads, partitions, head_dim], not yet divided by the weight
+  float* part_weight;         // decode: [rows, heads, partitions, 2]: largest score in powers of 2, sum of the weights
+  KvCache cache;
+  int32_t heads, most_pages;
+  int32_t partitions;  // decode: at least those of the longest view, counted from index 0
+  int32_t row_blocks;  // of a kv head: for each sequence at least its rows * group over the rows of the kernel
+  float scale;
+};
+
+// The gated delta net, one recurrent step per row (ops.h). No sequence may write a slot that another one reads.
+struct DeltaNetParams {
+  const float* qkv;           // [rows, (2 key_heads + value_heads) * head_dim]
+  const float* beta;          // [rows, value_heads]
+  const float* alpha;         // [rows, value_heads]
+  const float* a;             // [value_heads], -exp(A_log)
+  const float* dt_bias;       // [value_heads]
+  float* y;                   // [rows, value_heads * head_dim]
+  float* memory;              // slot s at memory + s * slot_values: [value_heads, head_dim / 16, head_dim, 16]
+  const int32_t* state_from;  // [sequences], -1: zeros
+  const int32_t* state_to;    // [sequences]
+  const int32_t* first_row;   // [sequences + 1]
+  int64_t slot_values;
+  int32_t key_heads, value_heads;
+  float eps;
+};
+
+struct CausalConvParams {
+  const float* x;             // [rows, channels]
+  const float* weight;        // [taps, channels], the oldest token first
+  float* y;                   // [rows, channels], not x
+  float* history;             // slot s at history + s * slot_values: [(taps - 1) * dilation, channels]
+  const int32_t* state_from;  // [sequences], -1: zeros
+  const int32_t* state_to;    // [sequences]
+  const int32_t* first_row;   // [sequences + 1]
+  int64_t slot_values;
+  int32_t channels, taps, dilation;
+};
+
+struct RouteParams {
+  const float* logits;          // [rows, experts]
+  int32_t* expert;              // [rows, used]
+  float* weight;                // [rows, used]
+  int32_t rows, experts, used;  // experts at most 1024, used at most 32
+};
+
+struct MixExpertsParams {
+  const float* x;       // [rows * used, features]
+  const float* weight;  // [rows, used]
+  float* y;             // [rows, features]
+  int32_t rows, features, used;
+};
+
+// Rows of a table that is packed as a weight matrix is: embeddings, which may be those of the output.
+struct EmbedParams {
+  const uint8_t* table;   // packed (codecs.cuh)
+  const int32_t* tokens;  // [rows]
+  float* y;               // [rows, features]
+  int32_t rows, features;
+};
+
+// One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.
+struct TopKParams {
+  const float* logits;   // [rows, n], or nullptr: `keys` are given
+  const uint64_t* keys;  // [rows, n]
+  uint64_t* kept_keys;   // [rows, chunks, kept], chunks = n / 2048 rounded up; or nullptr: this is the last pass
+  float* values;  // last pass, of one chunk: [rows, kept], falling, of equal ones the lower index first; else nullptr
+  int32_t* indices;  // [rows, kept]
+  int32_t n, kept;   // kept at most 1024; in the last pass at most n
+};
+
 }  // namespace v100::cuda

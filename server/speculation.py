@@ -1,0 +1,207 @@
+"""Speculation in the server's loop: which slots draft in a step, what stood, and what a request is told of it.
+
+Engine thread only. A draft is dropped wherever it would cost somebody else something: when memory is short, the step
+runs again without any.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyllama.checkpoints import PAGE_TOKENS
+from pyllama.draft_economy import DraftEconomy
+from pyllama.speculation import MOST_ROWS, Speculation, SpeculationOptions, open_speculation
+
+if TYPE_CHECKING:
+    from pyllama.server.generation import Generation
+    from pyllama.server.scheduler import Chunk
+    from pyllama.server.slots import Slot
+
+log = logging.getLogger("pyllama.server.slot")
+
+
+class SlotSpeculation:
+    """Drafts for the slots of one engine.
+
+    ends: tokens that end a text. stops_at_pages: the state of a slot is kept wherever a page is full, so that no draft
+    may lead beyond. most_rows: of a step's drafts together. economy: verifies only what pays; None: everything.
+    """
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        *,
+        make_draft_order: Any,
+        make_synthetic: Any,
+        ends: Iterable[int],
+        stops_at_pages: bool,
+        most_rows: int = MOST_ROWS,
+        economy: DraftEconomy | None = None,
+        samples: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._speculation = speculation
+        self._speculator = speculation.speculator
+        self._make_order = make_draft_order
+        self._make_synthetic = make_synthetic
+        self._ends = tuple(sorted(ends))
+        self._stops_at_pages = stops_at_pages
+        self._most_rows = min(most_rows, MOST_ROWS)
+        self._economy = economy
+        self._samples = samples
+        self._clock = clock
+
+    @property
+    def names(self) -> list[str]:
+        return self._speculation.names
+
+    def drafts(self, plan: Sequence[Chunk], slots: Sequence[Slot]) -> dict[int, Any]:
+        """By slot, what may follow the token that it is about to compute. Slots without a draft are missing."""
+        drafting = [slots[chunk.slot] for chunk in plan if self._may_draft(chunk, slots[chunk.slot])]
+        if not drafting:
+            return {}
+        n_generating = sum(slots[chunk.slot].generation.n_decoded > 0 for chunk in plan)
+        orders = []
+        for slot in drafting:
+            room = self._room(slot, len(drafting))
+            if room > 0 and self._speculation.computes:  # what does not pay is not even drafted
+                room = self._length_that_pays(slot, room, n_generating)
+            if room > 0:
+                generation = slot.generation
+                temperature, seed = generation.params.sampling.temperature, generation.sampler.seed
+                orders.append(self._make_order(slot.id, generation.tokens[-1], room, temperature, seed))
+        if not orders:
+            return {}
+        started = self._clock()
+        drafts = self._speculator.draft(orders)
+        if self._economy is not None:
+            self._economy.on_draft(sum(len(draft.tokens) for draft in drafts), self._clock() - started)
+        found = {order.seq_id: draft for order, draft in zip(orders, drafts, strict=True) if draft.tokens}
+        if not self._speculation.computes:
+            for slot_id, draft in tuple(found.items()):
+                length = self._length_that_pays(slots[slot_id], len(draft.tokens), n_generating)
+                found[slot_id] = draft._replace(tokens=draft.tokens[:length])
+        return {slot_id: draft for slot_id, draft in found.items() if draft.tokens}
+
+    def _room(self, slot: Slot, n_drafting: int) -> int:
+        """Tokens that the draft of a slot may have."""
+        room: int = min(self._most_rows // n_drafting, slot.generation.n_left) - 1
+        if self._stops_at_pages:
+            room = min(room, PAGE_TOKENS - len(slot.tokens) % PAGE_TOKENS - 1)
+        return min(room, self._speculation.longest)
+
+    def _length_that_pays(self, slot: Slot, most: int, n_generating: int) -> int:
+        generation = slot.generation
+        # With rejection sampling the text depends on where drafts are: that shall not hang on measured times.
+        if self._economy is None or (self._samples and generation.params.sampling.temperature > 0):
+            return most
+        return self._economy.best_length(generation.drafts.acceptance, n_generating, most)
+
+    def on_step(self, n_rows: int, seconds: float) -> None:
+        """The engine took so long for a step that only generated."""
+        if self._economy is not None:
+            self._economy.on_step(n_rows, seconds)
+
+    def _may_draft(self, chunk: Chunk, slot: Slot) -> bool:
+        generation = slot.generation
+        return bool(chunk.draws and chunk.n_tokens == 1 and generation.n_decoded > 0 and generation.constraint is None)
+
+    def work(self, slot: Slot, draft: Any) -> dict[str, Any]:
+        """The fields of the engine's `Work` that a draft adds."""
+        fields: dict[str, Any] = {"draft": draft.tokens, "proposals": draft.proposals, "ends": self._ends}
+        if self._speculation.synthetic_rates:
+            generation = slot.generation
+            if generation.synthetic is None:
+                generation.synthetic = self._make_synthetic(self._speculation.synthetic_rates, generation.sampler.seed)
+            fields["synthetic"] = generation.synthetic
+        return fields
+
+    def on_verified(self, slot: Slot, n_drafted: int, n_accepted: int) -> None:
+        self._speculator.accept(slot.id, n_drafted, n_accepted)
+        slot.generation.drafts.add(n_drafted, n_accepted)
+
+    def on_computed(self, slot: Slot, *, begins: bool) -> None:
+        """The slot holds more of its prompt; begins: all of it, and the first token was drawn."""
+        if begins:
+            self._speculator.begin(slot.id)
+        elif self._speculation.computes:
+            self._speculator.follow(slot.id)
+
+    def log_statistics(self) -> None:
+        for s in self._speculator.statistics():
+            rates = ", ".join(f"{n / s.n_drafts:.3f}" for n in s.accepted_at) if s.n_drafts else ""
+            mean = s.n_accepted_tokens / s.n_drafts + 1 if s.n_drafts else 0.0
+            log.info(
+                "statistics %16s: #calls(b,g,a) = %4d %6d %6d, #gen drafts = %6d, #acc drafts = %5d, "
+                "#gen tokens = %6d, #acc tokens = %5d, #mean acc len = %.2f, #acc rate/pos = (%s), "
+                "dur(b,g,a) = %.3f, %.3f, %.3f ms",
+                s.name,
+                s.n_begins,
+                s.n_draft_calls,
+                s.n_accept_calls,
+                s.n_drafts,
+                s.n_accepted_drafts,
+                s.n_tokens,
+                s.n_accepted_tokens,
+                mean,
+                rates,
+                s.begin_ms,
+                s.draft_ms,
+                s.accept_ms,
+            )
+
+    def close(self) -> None:
+        self._speculation.close()
+
+
+def log_drafts(slot_id: int, generation: Generation) -> None:
+    """The lines of a finished request about its drafts; none when it had none."""
+    counts = generation.drafts
+    if not counts.n_drafted:
+        return
+    log.info(
+        "slot %2d | task %d | draft acceptance = %0.5f (%5d accepted / %5d generated), mean len = %5.2f",
+        slot_id,
+        generation.age,
+        counts.n_accepted / counts.n_drafted,
+        counts.n_accepted,
+        counts.n_drafted,
+        1 + counts.n_accepted / counts.n_rounds,
+    )
+    log.debug(
+        "slot %2d | task %d | acc per pos = (%s)",
+        slot_id,
+        generation.age,
+        ", ".join(f"{n / counts.n_rounds:.3f}" for n in counts.accepted_at),
+    )
+
+
+def open_slot_speculation(
+    options: SpeculationOptions,
+    engine: Any,
+    metadata: Mapping[str, Any],
+    *,
+    engine_arguments: Mapping[str, Any],
+    ends: Iterable[int],
+    stops_at_pages: bool,
+) -> SlotSpeculation | None:
+    """`pyllama.speculation.open_speculation` for the slots of a server; None when no drafter is wanted."""
+    from pyllama._engine import DraftOrder, SyntheticAcceptance
+
+    speculation = open_speculation(options, engine, metadata, engine_arguments=engine_arguments)
+    if speculation is None:
+        return None
+    log.info("speculative decoding: %s, drafts of at most %d tokens", ", ".join(speculation.names), speculation.longest)
+    return SlotSpeculation(
+        speculation,
+        make_draft_order=DraftOrder,
+        make_synthetic=SyntheticAcceptance,
+        ends=ends,
+        stops_at_pages=stops_at_pages,
+        most_rows=engine_arguments["n_ubatch"],
+        economy=DraftEconomy() if options.adaptive and not options.is_synthetic else None,
+        samples=options.samples,
+    )

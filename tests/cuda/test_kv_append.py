@@ -1,0 +1,48 @@
+"""Pages written by the card and read by numpy: the codes are those of the rounding rules, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.cuda_device import Device
+from support.cuda_kv import Cache, rounded
+
+
+@pytest.mark.parametrize(
+    ("kinds", "head_dim"),
+    [(("f16", "f16"), 80), (("f16", "f16"), 256), (("q8_0", "q8_0"), 128), (("q4_0", "q4_0"), 64),
+     (("q4_0", "q8_0"), 96), (("q8_0", "q4_0"), 256), (("f16", "q4_0"), 64)],
+)  # fmt: skip
+def test_pages_hold_the_rounded_keys_and_values(device: Device, kinds: tuple[str, str], head_dim: int) -> None:
+    source = np.random.default_rng(head_dim)
+    lengths, kv_heads = [3, 300], 3
+    cache = Cache(device, lengths, kv_heads, head_dim, kinds, source)
+    shape = (sum(lengths), kv_heads, head_dim)
+    k, v = (
+        (source.standard_normal(shape) * 10.0 ** source.uniform(-3, 3, (*shape[:2], 1))).astype(np.float32)
+        for _ in range(2)
+    )
+    k[1] = 0  # a block without a largest value
+    v[0, 0, 3:9] = [2, -5, 5, -5, 4, 5]  # the first of equals decides the sign of the scale
+    sequence = [0] * lengths[0] + [1] * lengths[1]
+    index = [*range(lengths[0]), *range(lengths[1])]
+    cut = 100  # in two ubatches, the second in the middle of what shares words with the first
+    cache.append(k[:cut], v[:cut], index[:cut], sequence[:cut])
+    cache.append(k[cut:], v[cut:], index[cut:], sequence[cut:])
+    for s, length in enumerate(lengths):
+        rows = [r for r, of in enumerate(sequence) if of == s]
+        for found, stored, kind in zip(cache.read(s, length), (k[rows], v[rows]), kinds, strict=True):
+            assert np.array_equal(found, rounded(stored, kind))
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_a_token_that_is_written_again_leaves_its_neighbours_alone(device: Device, kind: str) -> None:
+    source = np.random.default_rng(5)
+    cache = Cache(device, [40], 2, 64, (kind, kind), source)
+    k, v, other = (source.standard_normal((40, 2, 64)).astype(np.float32) for _ in range(3))
+    cache.append(k, v, list(range(40)), [0] * 40)
+    cache.append(other[13:14], other[13:14], [13], [0])
+    k[13], v[13] = other[13], other[13]
+    for found, stored in zip(cache.read(0, 40), (k, v), strict=True):
+        assert np.array_equal(found, rounded(stored, kind))

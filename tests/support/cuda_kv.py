@@ -1,0 +1,175 @@
+"""Pages of the device's KV cache (kv_page.h), read by numpy, and attention over them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from support.cuda_device import Array, Device, parameter_structs
+
+PAGE_TOKENS, TILES, THREADS = 256, 8, 256
+TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
+LOADS = {"f16": 4, "q8_0": 2, "q4_0": 1}
+PAGE_GAP = 48  # bytes between pages, so that the stride is not the page's size
+
+
+def feature_blocks(head_dim: int) -> int:
+    return -(-head_dim // 32)
+
+
+def part_bytes(kind: str, head_dim: int) -> int:
+    strips = TILES * feature_blocks(head_dim)
+    return strips * (LOADS[kind] * 512 + (0 if kind == "f16" else 64))
+
+
+def rounded(x: NDArray[np.float32], kind: str) -> NDArray[np.float64]:
+    """What the cache keeps of x [..., head_dim], by the rules of ops.h."""
+    if kind == "f16":
+        return x.astype(np.float16).astype(np.float64)
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    if kind == "q8_0":
+        largest = np.abs(blocks).max(axis=-1, keepdims=True)
+        with np.errstate(divide="ignore", over="ignore"):
+            quotient = np.float32(127) / largest
+        codes = np.rint(blocks * np.where(np.isfinite(quotient), quotient, np.float32(0)))
+        scale = largest / np.float32(127)
+    else:
+        extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
+        scale = extreme / np.float32(-8)
+        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+        # fma: the product of two f32 is exact in f64, the sum is rounded once more than it should be, by far less
+        sums = (blocks.astype(np.float64) * inverse + 8.5).astype(np.float32)
+        codes = np.minimum(15, np.trunc(sums)) - 8
+    return (codes * scale.astype(np.float16).astype(np.float64)).reshape(x.shape)
+
+
+def lane_of_column(column: int) -> int:
+    return (column & 3) | (column >> 3 & 3) << 2 | (column >> 2 & 1) << 4
+
+
+def read_part(part: NDArray[np.uint8], kind: str, head_dim: int, is_value: bool) -> NDArray[np.float64]:
+    """[256 tokens, head_dim] of one head's keys or values."""
+    blocks, loads = feature_blocks(head_dim), LOADS[kind]
+    strips = TILES * blocks
+    codes = part[: strips * loads * 512].reshape(strips, loads, 32, 16)
+    lanes = codes.transpose(0, 2, 1, 3)[:, [lane_of_column(c) for c in range(32)]].reshape(strips, 32, loads * 16)
+    if kind == "f16":
+        values = np.ascontiguousarray(lanes).view(np.float16).astype(np.float64)
+    elif kind == "q8_0":
+        values = lanes.view(np.int8).astype(np.float64)
+    else:
+        words = np.ascontiguousarray(lanes).view("<u4")
+        places = [4 * (k % 8 // 2 + 4 * (k % 2)) for k in range(32)]
+        values = np.stack([words[..., k // 8] >> places[k] & 15 for k in range(32)], axis=-1).astype(np.float64) - 8
+    shape = (blocks, TILES, 32, 32) if is_value else (TILES, blocks, 32, 32)
+    values = values.reshape(shape)  # [.., owner, packed]
+    values = values.transpose(1, 3, 0, 2) if is_value else values.transpose(0, 2, 1, 3)  # [tile, token, block, feature]
+    if kind != "f16":
+        scales = part[strips * loads * 512 :].view(np.float16).astype(np.float64).reshape(shape[:3])
+        if is_value:
+            scales = scales.transpose(1, 2, 0)
+        else:
+            scales = scales[..., [lane_of_column(c) for c in range(32)]].transpose(0, 2, 1)
+        values = values * scales[..., None]
+    return values.reshape(PAGE_TOKENS, blocks * 32)
+
+
+class Cache:
+    """One layer's pages for several sequences; which page holds what is shuffled."""
+
+    def __init__(
+        self, device: Device, lengths: list[int], kv_heads: int, head_dim: int, kinds: tuple[str, str],
+        source: np.random.Generator, group: int = 1, skew: int = 0,
+    ) -> None:  # fmt: skip
+        self.device, self.kv_heads, self.head_dim, self.kinds = device, kv_heads, head_dim, kinds
+        self.page_bytes = kv_heads * sum(part_bytes(kind, head_dim) for kind in kinds) + PAGE_GAP
+        self.most_pages = max(-(-length // PAGE_TOKENS) for length in lengths) + 1
+        pages = source.permutation(len(lengths) * self.most_pages).reshape(len(lengths), -1)
+        self.page_table = pages.astype(np.int32)
+        self.pages = device.empty((pages.size, self.page_bytes), np.uint8)  # all ones: NaN in f16
+        self.struct = parameter_structs()["KvCache"](
+            pages=self.pages.address, page_bytes=self.page_bytes, kv_heads=kv_heads, head_dim=head_dim,
+            type_k=TYPES[kinds[0]], type_v=TYPES[kinds[1]], group=group, skew=skew,
+        )  # fmt: skip
+
+    def append(self, k: NDArray[Any], v: NDArray[Any], kv_index: list[int], sequence: list[int]) -> None:
+        """k, v [rows, kv_heads, head_dim]."""
+        put, rows = self.device.put, len(k)
+        warps = rows * self.kv_heads * feature_blocks(self.head_dim) * 2
+        self.device.kernel("kv_append", "kv_append")(
+            -(-warps // (THREADS // 32)), THREADS, "KvAppendParams", k=put(k), v=put(v), rows=rows, cache=self.struct,
+            kv_index=put(np.array(kv_index, np.int32)), sequence=put(np.array(sequence, np.int32)),
+            page_table=put(self.page_table), most_pages=self.most_pages,
+        )  # fmt: skip
+
+    def read(self, sequence: int, length: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Keys and values [length, kv_heads, head_dim] as numpy finds them in the pages."""
+        raw = self.pages.get()
+        found = []
+        start = 0
+        for is_value, kind in enumerate(self.kinds):
+            size = part_bytes(kind, self.head_dim)
+            heads = []
+            for head in range(self.kv_heads):
+                at = start + head * size
+                parts = [
+                    read_part(raw[self.page_table[sequence, page], at : at + size], kind, self.head_dim, bool(is_value))
+                    for page in range(-(-length // PAGE_TOKENS))
+                ]
+                heads.append(np.concatenate(parts)[:length, : self.head_dim])
+            found.append(np.stack(heads, axis=1))
+            start += self.kv_heads * size
+        return found[0], found[1]
+
+
+def partition_of(index: int) -> int:
+    if index < 16384:
+        return index // 256
+    return 64 + (index - 16384) // 512 if index < 65536 else 160 + (index - 65536) // 1024
+
+
+def shared_bytes(head_dim: int, rows: int) -> int:
+    blocks = feature_blocks(head_dim)
+    return rows * (64 * blocks + 600) + (TILES // blocks - 1) * blocks * 1024 + 16
+
+
+class Rows(NamedTuple):
+    """Query rows of the sequences, one after the other."""
+
+    q: NDArray[np.float32]  # [rows, heads, head_dim]
+    visible: NDArray[np.int32]  # [rows, 2]
+    counts: list[int]  # rows of each sequence
+
+
+def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_rows: list[int]) -> NDArray[np.float32]:
+    """Decode attention with blocks of `block_rows`, prompt attention for None. page_rows: a page list per sequence."""
+    device, (n, heads, head_dim) = cache.device, rows.q.shape
+    y = device.empty((n, heads, head_dim))
+    group = cache.struct.group
+    partitions = partition_of(max(1, int(rows.visible.max())) - 1) + 3
+    size = block_rows or 64
+    row_blocks = max(-(-count * group // size) for count in rows.counts) + 1  # one more than is needed
+    fields: dict[str, Any] = {
+        "q": device.put(rows.q), "visible": device.put(rows.visible), "y": y, "cache": cache.struct, "heads": heads,
+        "first_row": device.put(np.concatenate(([0], np.cumsum(rows.counts))).astype(np.int32)),
+        "page_table": device.put(cache.page_table[page_rows]), "most_pages": cache.most_pages, "scale": scale,
+        "partitions": partitions, "row_blocks": row_blocks,
+    }  # fmt: skip
+    dynamic, sequences = shared_bytes(head_dim, size), len(rows.counts)
+    if block_rows is None:
+        grid = (row_blocks, cache.kv_heads, sequences)
+        device.kernel(f"attention_prompt_{head_dim}", "attention_prompt")(
+            grid, THREADS, "AttentionParams", dynamic, **fields
+        )
+        return y.get()
+    parts: dict[str, Array] = {
+        "part_y": device.empty((n, heads, partitions, head_dim)), "part_weight": device.empty((n, heads, partitions, 2))
+    }  # fmt: skip
+    unit = f"attention_decode_{head_dim}"
+    device.kernel(unit, f"attention_decode_{block_rows}")(
+        (cache.kv_heads * row_blocks, partitions, sequences), THREADS, "AttentionParams", dynamic, **fields, **parts
+    )
+    device.kernel(unit, "attention_combine")((heads, n), THREADS, "AttentionParams", **fields, **parts)
+    return y.get()

@@ -90,9 +90,11 @@ async def cors_proxy(http: Request) -> Any:
         fetching = asyncio.create_task(_fetch(request, send))
         leaving = asyncio.create_task(until_disconnect(receive))
         try:
-            await asyncio.wait({fetching, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if fetching.done():
+            done, _ = await asyncio.wait({fetching, leaving}, timeout=SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if fetching in done:
                 fetching.result()
+            elif not done:  # its bytes may come one by one, so that no single wait was too long
+                raise ServerFault(f"the answer of {url.host} took longer than {SECONDS:g} seconds")
         finally:
             leaving.cancel()
             fetching.cancel()
@@ -101,29 +103,31 @@ async def cors_proxy(http: Request) -> Any:
 
 
 async def _fetch(request: httpx.Request, send: Send) -> None:
-    transport = httpx.AsyncHTTPTransport()
-    try:
-        response = await transport.handle_async_request(request)
-    except httpx.TransportError as error:
-        await transport.aclose()
-        raise ServerFault(f"{request.url.host} did not answer: {error or type(error).__name__}") from None
-    try:
-        headers = [
-            (key.lower(), value)
-            for key, value in response.headers.raw
-            if key.lower() not in RESPONSE_HEADERS_KEPT_BACK and not key.lower().startswith(b"access-control-")
-        ]
-        headers += HARMLESS
-        await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
-        n_bytes = 0
-        async for part in response.aiter_raw():
-            n_bytes += len(part)
-            if n_bytes > MAX_ANSWER_BYTES:
-                raise ServerFault(f"the answer of {request.url.host} is larger than {MAX_ANSWER_BYTES} bytes")
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-    except httpx.TransportError as error:  # the status is sent: the connection breaks off, which tells the client
-        raise ServerFault(f"the answer of {request.url.host} broke off: {error or type(error).__name__}") from None
-    finally:
-        await response.aclose()
-        await transport.aclose()
+    async with httpx.AsyncHTTPTransport() as transport:
+        try:
+            response = await transport.handle_async_request(request)
+        except httpx.TransportError as error:
+            raise ServerFault(f"{request.url.host} did not answer: {error or type(error).__name__}") from None
+        try:
+            await _pass_on(response, request.url.host, send)
+        except httpx.TransportError as error:  # the status is sent: the connection breaks off, which tells the client
+            raise ServerFault(f"the answer of {request.url.host} broke off: {error or type(error).__name__}") from None
+        finally:
+            await response.aclose()
+
+
+async def _pass_on(response: httpx.Response, host: str, send: Send) -> None:
+    headers = [
+        (key.lower(), value)
+        for key, value in response.headers.raw
+        if key.lower() not in RESPONSE_HEADERS_KEPT_BACK and not key.lower().startswith(b"access-control-")
+    ]
+    headers += HARMLESS
+    await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    n_bytes = 0
+    async for part in response.aiter_raw():
+        n_bytes += len(part)
+        if n_bytes > MAX_ANSWER_BYTES:
+            raise ServerFault(f"the answer of {host} is larger than {MAX_ANSWER_BYTES} bytes")
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})

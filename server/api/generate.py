@@ -15,7 +15,7 @@ from pyllama.errors import InvalidArgument
 from pyllama.grammar import GrammarError
 from pyllama.grammar.guide import Guide, GuideSource, compile_guide
 from pyllama.server.errors import ExceedsContext, InvalidRequest, error_body
-from pyllama.server.followed_stream import FollowedStream
+from pyllama.server.followed_stream import FollowedStream, until_disconnect
 from pyllama.server.generation import Event, Failed, Finished, Generation
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.guide_fields import with_guide_fields
@@ -246,6 +246,5 @@ CLIENT_CLOSED = 499  # nobody reads this response; the number is what proxies lo
 
 async def close_on_disconnect(http: Request, request: ActiveRequest) -> None:
     """Close the request's mailbox when the client is gone. Runs until cancelled."""
-    while (await http.receive())["type"] != "http.disconnect":
-        pass
+    await until_disconnect(http.receive)
     request.mailbox.close()

@@ -27,6 +27,7 @@ def n_cached(server: Any, prompt: str, **fields: Any) -> int:
     return complete(server, prompt, **fields)["timings"]["cache_n"]
 
 
+@pytest.mark.contract("own 16")
 def test_a_run_behind_a_gap_is_reused_where_the_request_asks_for_it(serve: Any) -> None:
     server = serve()
     complete(server, FIRST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -46,7 +47,12 @@ class Target(BaseHTTPRequestHandler):
         if status != 204:
             self.send_header("Content-Length", str(len(content) + (100 if "short" in self.path else 0)))
         self.end_headers()
-        self.wfile.write(content)
+        with contextlib.suppress(OSError):  # the proxy has gone
+            for byte in content if "slow" in self.path else b"":
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.02)
+            if "slow" not in self.path:
+                self.wfile.write(content)
         self.close_connection = True
 
     do_POST = do_GET  # noqa: N815
@@ -145,6 +151,15 @@ def test_an_answer_beyond_the_limit_or_cut_short_breaks_off(
     for path, words in (("large", "is larger than 1000 bytes"), ("short", "broke off")):
         with pytest.raises(Exception, match=words):
             server.get("/cors-proxy", params={"url": f"{target.url}/{path}"})
+
+
+def test_an_answer_that_never_stands_still_ends_in_time_too(
+    serve: Any, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(has_cors_proxy=True)
+    monkeypatch.setattr(cors_proxy, "SECONDS", 0.3)
+    with pytest.raises(Exception, match=r"took longer than 0\.3 seconds|broke off"):  # 5000 bytes, 50 a second
+        server.get("/cors-proxy", params={"url": f"{target.url}/large-slow"})
 
 
 @pytest.mark.parametrize(

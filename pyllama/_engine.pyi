@@ -119,6 +119,7 @@ class Model:
     """Weights of one GGUF model, packed for this machine. Immutable; several engines may share it.
 
     load_mtp: also the blocks of multi-token prediction, where the file has them; else their memory is not spent.
+    drafter: a DFlash drafter that was made for this model.
     kv_overrides: values that replace metadata on lookup (``--override-kv``).
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
     devices: what the model runs on, of ``backend_info()["devices"]``; none: the CPU. Each is a rank, and several may be
@@ -136,6 +137,7 @@ class Model:
         n_threads: int = 0,
         check_tensors: bool = False,
         load_mtp: bool = False,
+        drafter: str | PathLike[str] | None = None,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         isa: str = "auto",
         devices: Sequence[str] = (),
@@ -580,6 +582,16 @@ class Engine:
 
         All or nothing, as `step`, with the same errors; also `InvalidArgument` for a pool that does not fit its
         sequence or that another item uses, and for ``rank`` with a model without a classification head.
+        """
+
+    def draft_blocks(
+        self, work: Sequence[tuple[int, int]], n_draft: int
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
+        """For each (seq_id, last token, not yet computed) what the model's DFlash drafter thinks of the next tokens.
+
+        Returns candidates ``[n_draft, K]``, of each place by falling logit, and scores ``[n_draft, K, K]`` of
+        candidate j after candidate i of the place before (of the first place: after the last token, the same for all
+        i). Sequences stay as they are. Raises `ContextFull`, `InvalidArgument`.
         """
 
     # Sequence memory. Lengths are in tokens.

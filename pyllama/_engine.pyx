@@ -315,7 +315,7 @@ cdef class Model:
     cdef dict _overrides
     cdef readonly str path
 
-    def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, bint load_mtp=False, kv_overrides=None,
+    def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, bint load_mtp=False, drafter=None, kv_overrides=None,
                  str isa="auto", devices=(), str split_mode="layer", tensor_split=(), int32_t main_gpu=0,
                  tensor_overrides=()):
         cdef native.ModelParams params
@@ -323,6 +323,8 @@ cdef class Model:
         params.n_threads = n_threads
         params.check_tensors = check_tensors
         params.load_mtp = load_mtp
+        if drafter is not None:
+            params.drafter = native_path(drafter)
         params.isa = isa.encode()
         cdef native.TensorOverride tensor_override
         for device in devices:
@@ -877,6 +879,25 @@ cdef class Engine:
 
     def free_tokens(self):
         return self.engine().get().free_tokens()
+
+    def draft_blocks(self, work, int32_t n_draft):
+        cdef shared_ptr[native.Engine] engine = self.engine()
+        cdef vector[native.BlockWork] items
+        cdef native.BlockWork item
+        cdef vector[native.DraftLattice] lattices
+        cdef size_t i
+        for seq_id, last in work:
+            item.sequence = seq_id
+            item.last = last
+            items.push_back(item)
+        with nogil:
+            lattices = engine.get().draft_blocks(native.BlockWorkSpan(items.data(), items.size()), n_draft)
+        found = []
+        for i in range(lattices.size()):
+            rows, k = lattices[i].rows, lattices[i].candidates
+            tokens = np.array(lattices[i].tokens, np.int32).reshape(rows, k)
+            found.append((tokens, np.array(lattices[i].scores, np.float32).reshape(rows, k, k)))
+        return found
 
     def truncate(self, int32_t seq_id, int32_t length):
         self.engine().get().truncate(seq_id, length)

@@ -184,6 +184,7 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         string path
         int32_t n_threads
         bool check_tensors
+        string drafter
         bool load_mtp
         MetadataOverrides kv_overrides
         string isa
@@ -318,7 +319,20 @@ cdef extern from "memory/prefix_memory.h" namespace "v100" nogil:
         int64_t n_checkpoints
         int64_t n_evicted
 
+cdef extern from "model/dflash.h" namespace "v100" nogil:
+    cdef cppclass DraftLattice:
+        int32_t rows
+        int32_t candidates
+        vector[int32_t] tokens
+        vector[float] scores
+
 cdef extern from "engine/engine.h" namespace "v100" nogil:
+    cdef cppclass BlockWork:
+        int32_t sequence
+        int32_t last
+    cdef cppclass BlockWorkSpan "std::span<const v100::BlockWork>":
+        BlockWorkSpan()
+        BlockWorkSpan(BlockWork* data, size_t size)
     cdef cppclass EmbeddingWork:
         int32_t sequence
         TokenSpan tokens
@@ -379,6 +393,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         bool needs_checkpoints() const
         vector[StepOutput] step(WorkSpan work, int32_t n_passes) except +translate_error
         void embed(EmbeddingWorkSpan work) except +translate_error
+        vector[DraftLattice] draft_blocks(BlockWorkSpan work, int32_t n_draft) except +translate_error
         void decode(TokenSpan tokens, TokenSpan sequences, FlagSpan wanted) except +translate_error
         FloatSpan logits() const
         int32_t logits_rows() const

@@ -256,6 +256,7 @@ class Llama:
             n_threads=engine_options["n_threads"],
             kv_overrides=kv_overrides,
             load_mtp=speculation is not None and speculation.needs_mtp,
+            drafter=speculation.drafter if speculation is not None else None,
             devices=tuple(devices or ()),
             split_mode=read_split_mode(split_mode),
             tensor_split=tuple(tensor_split or ()),

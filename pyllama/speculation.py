@@ -20,7 +20,7 @@ log = logging.getLogger("pyllama")
 MOST_ROWS = 64
 """Rows that all drafts of a step may take together: up to there the engine runs as for single tokens."""
 
-COMPUTING = ("draft-simple", "draft-mtp")
+COMPUTING = ("draft-simple", "draft-mtp", "draft-dflash")
 """Types that draft with a model; the others look things up."""
 
 
@@ -30,7 +30,8 @@ class SpeculationOptions:
 
     draft_model: path of a GGUF file, or "". n_max, n_min, p_min: of drafts that are computed. samples: draw these
     drafts and verify by rejection sampling; the text then has the distribution of the model, but not the random numbers
-    of an undrafted run. The n-gram tuples: sizes n and m (and fewest hits); for ngram_mod n_match, n_min, n_max.
+    of an undrafted run; None: DFlash2 does. The n-gram tuples: sizes n and m (and fewest hits); for ngram_mod n_match,
+    n_min, n_max.
     adaptive: verify only as much as pays, in the server; `Llama` verifies every draft whole.
     synthetic_length, synthetic_rates: for benchmarks, see `synthetic_rates_of`.
     type_k, type_v, n_threads, n_threads_batch, placement: of the draft model.
@@ -43,7 +44,7 @@ class SpeculationOptions:
     n_max: int = 3
     n_min: int = 0
     p_min: float = 0.0
-    samples: bool = False
+    samples: bool | None = None
     ngram_simple: tuple[int, int] = (12, 48)
     ngram_map_k: tuple[int, int, int] = (12, 48, 1)
     ngram_map_k4v: tuple[int, int, int] = (12, 48, 1)
@@ -71,9 +72,27 @@ class SpeculationOptions:
         return bool(self.types) and "none" not in self.types
 
     @property
+    def draws(self) -> bool:
+        """Drafts are drawn at the request's temperature. DFlash drafters are made for that; others by wish."""
+        return "draft-dflash" in self.types if self.samples is None else self.samples
+
+    @property
     def needs_mtp(self) -> bool:
         """The target is to be loaded with its blocks of multi-token prediction."""
         return self.is_on and "draft-mtp" in self.types
+
+    @property
+    def drafter(self) -> str | None:
+        """File of the drafter that the target is to be loaded with."""
+        if not (self.is_on and "draft-dflash" in self.types):
+            return None
+        if not self.draft_model:
+            raise InvalidArgument("draft-dflash needs a drafter (--spec-draft-model)")
+        if not Path(self.draft_model).is_file():
+            raise InvalidArgument(f"the draft model: there is no file {self.draft_model!r}")
+        if "draft-simple" in self.types:
+            raise InvalidArgument("draft-simple and draft-dflash need a draft model each; there is one option for it")
+        return self.draft_model
 
     @property
     def is_synthetic(self) -> bool:
@@ -93,7 +112,7 @@ def speculation_from_options(options: Any, draft_model: str = "") -> Speculation
         n_max=options.spec_draft_n_max,
         n_min=options.spec_draft_n_min,
         p_min=options.spec_draft_p_min,
-        samples=options.spec_draft_sampling == "probabilistic",
+        samples=options.spec_draft_sampling == "probabilistic" if options.given("spec_draft_sampling") else None,
         ngram_simple=(options.spec_ngram_simple_size_n, options.spec_ngram_simple_size_m),
         ngram_map_k=(
             options.spec_ngram_map_k_size_n,
@@ -270,7 +289,7 @@ def open_speculation(
             draft_n_max=options.n_max,
             draft_n_min=options.n_min,
             draft_p_min=options.p_min,
-            draft_samples=options.samples,
+            draft_samples=options.draws,
             ngram_simple=options.ngram_simple,
             ngram_map_k=options.ngram_map_k,
             ngram_map_k4v=options.ngram_map_k4v,

@@ -209,6 +209,7 @@ def open_model(settings: ServerSettings) -> Any:
         check_tensors=settings.check_tensors,
         kv_overrides=settings.kv_overrides or None,
         load_mtp=settings.speculation.needs_mtp,
+        drafter=settings.speculation.drafter,
         **settings.placement,
     )
 

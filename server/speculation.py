@@ -203,5 +203,5 @@ def open_slot_speculation(
         stops_at_pages=stops_at_pages,
         most_rows=engine_arguments["n_ubatch"],
         economy=DraftEconomy() if options.adaptive and not options.is_synthetic else None,
-        samples=options.samples,
+        samples=options.draws,
     )

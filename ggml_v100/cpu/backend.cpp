@@ -238,6 +238,23 @@ class CpuOps final : public Ops {
     for_rows(x.rows, x.features * 4, [&](int32_t r) { kernels_.scaled_silu(x.row(r), factor, x.features); });
   }
 
+  Tensor block_conv(Tensor x, const BlockConv& w, int32_t place, Tensor own, int32_t block_rows) override {
+    Tensor y = create(x.rows, x.features);
+    const int32_t groups = x.features / w.group;
+    for_rows(x.rows, x.features * w.taps, [&](int32_t r) {
+      std::fill_n(y.row(r), y.features, 0.0f);
+      for (int32_t t = 0; t < std::min(w.taps, r % block_rows + 1); ++t) {
+        const int32_t tap = place * w.taps + t;
+        for (int32_t g = 0; g < groups; ++g) {
+          const int32_t at = g * w.group;
+          kernels_.add_shifted(y.row(r) + at, w.base.data.get() + tap * x.features + at, own.row(r)[tap * groups + g],
+                               x.row(r - t) + at, w.group);
+        }
+      }
+    });
+    return y;
+  }
+
   Tensor mix_streams(Tensor x, Tensor gate, int32_t streams) override {
     Tensor y = create(x.rows, x.features / streams);
     for_rows(x.rows, x.features * 4, [&](int32_t r) {
@@ -334,6 +351,10 @@ class CpuOps final : public Ops {
         kernels_.add_scaled(y.row(r), routing.weight[slot], x.row(slot), x.features);
     });
     return y;
+  }
+
+  void place(Tensor x, Tensor y, int32_t first) override {
+    for (int32_t r = 0; r < x.rows; ++r) std::copy_n(x.row(r), x.features, y.row(r) + first);
   }
 
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {

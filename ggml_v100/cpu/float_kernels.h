@@ -62,6 +62,13 @@ void add_scaled_rows(float* x, float factor, const float* a, int64_t n) {
   });
 }
 
+void add_shifted_rows(float* y, const float* a, float shift, const float* x, int64_t n) {
+  for_lanes(n, [&](int64_t i, int count) V100_INLINE_LAMBDA {
+    const Lanes factor = load_some(a + i, count) + splat(shift);
+    store_some(y + i, fma(factor, load_some(x + i, count), load_some(y + i, count)), count);
+  });
+}
+
 void scale_rows(float* x, float factor, int64_t n) {
   for_lanes(n, [&](int64_t i, int count)
                    V100_INLINE_LAMBDA { store_some(x + i, load_some(x + i, count) * splat(factor), count); });
@@ -432,6 +439,7 @@ constexpr Kernels float_kernels(const char* name) {
   k.dense_dot[static_cast<int>(ElementType::q4_0_values)] = dense_product<ValueElements<value_codes_q4>>;
   k.add = add_rows;
   k.add_scaled = add_scaled_rows;
+  k.add_shifted = add_shifted_rows;
   k.scale = scale_rows;
   k.scaled_silu = scaled_silu_rows;
   k.add_gated = add_gated_rows;

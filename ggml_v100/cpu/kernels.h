@@ -95,10 +95,11 @@ struct Kernels {
   void (*quantize)(const float* x, int32_t n_blocks, PanelKind kind, ActivationBlock* blocks, int32_t stride);
   void (*dense_dot[kElementTypes])(const DenseProduct& product);
 
-  void (*add)(float* x, const float* a, int64_t n);                                  // x += a
-  void (*add_scaled)(float* x, float factor, const float* a, int64_t n);             // x = fma(factor, a, x)
-  void (*scale)(float* x, float factor, int64_t n);                                  // x *= factor
-  void (*scaled_silu)(float* x, float factor, int64_t n);                            // x = silu(x * factor)
+  void (*add)(float* x, const float* a, int64_t n);                                       // x += a
+  void (*add_scaled)(float* x, float factor, const float* a, int64_t n);                  // x = fma(factor, a, x)
+  void (*add_shifted)(float* y, const float* a, float shift, const float* x, int64_t n);  // y = fma(a + shift, x, y)
+  void (*scale)(float* x, float factor, int64_t n);                                       // x *= factor
+  void (*scaled_silu)(float* x, float factor, int64_t n);                                 // x = silu(x * factor)
   void (*add_gated)(float* y, const float* gate, const float* x, int64_t n);         // y = fma(sigmoid(gate), x, y)
   float (*dot)(const float* x, const float* y, int32_t n);                           // in 16 interleaved sums
   void (*soft_cap)(float* x, float cap, int64_t n);                                  // x = cap * tanh(x / cap)

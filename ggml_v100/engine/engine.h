@@ -24,6 +24,7 @@
 #include "memory/paged_memory.h"
 #include "memory/prefix_memory.h"
 #include "memory/state_pool.h"
+#include "model/dflash.h"
 #include "ops/observed.h"
 #include "sampling/sampler.h"
 #include "sampling/verification.h"
@@ -89,6 +90,12 @@ struct PredictionWork {
 StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
                       bool post_sampling_probs);
 
+// Draft for a sequence with the drafter of blocks that came with the model.
+struct BlockWork {
+  int32_t sequence;
+  int32_t last;  // the token after those that the sequence holds
+};
+
 // Append tokens to a sequence; their hidden states go to the pool, which has taken in all tokens of the sequence so far.
 struct EmbeddingWork {
   int32_t sequence;
@@ -126,6 +133,9 @@ class Engine {
   // most n_ubatch (InvalidArgument).
   std::vector<StepOutput> step(std::span<const SequenceWork> work, int32_t n_passes = 1);
 
+  // For each item the n_draft tokens that may follow `last`. Sequences stay as they are. Throws ContextFull and
+  // InvalidArgument before any row is computed.
+  std::vector<DraftLattice> draft_blocks(std::span<const BlockWork> work, int32_t n_draft);
   // Whether predict works: the model has a block of multi-token prediction, and it was loaded.
   bool can_predict() const { return model_->text().can_predict(); }
   // For each item, from token to token: on_logits(item, logits) of what may follow its last one, which returns the token to

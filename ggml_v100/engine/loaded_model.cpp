@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "cpu/backend.h"
 #include "model/architectures.h"
+#include "model/drafted_model.h"
 #include "ops/reference.h"
 #include "quants/file_types.h"
 
@@ -69,10 +70,24 @@ LoadedModel::LoadedModel(const ModelParams& params)
     rank_bytes_.push_back(weights.packed_bytes());
   }
   fingerprint_ = identify(*file_, backend(), placement_);
+  if (!params.drafter.empty()) load_drafter(params, pool);
   for (const GgufTensor& tensor : file_->tensors()) {
     n_params_ += tensor.n_elements();
     size_bytes_ += tensor.n_bytes;
   }
+}
+
+// On the one device of the model. Saved sequences hold its keys and values too.
+void LoadedModel::load_drafter(const ModelParams& params, ThreadPool& pool) {
+  if (placement_.ranks() > 1)
+    throw InvalidArgument("a DFlash drafter beside a model on several devices is not supported yet");
+  const auto file = GgufFile::open(params.drafter);
+  const Metadata metadata(file, {});
+  Shard shard(placement_, 0);
+  const WeightLoader weights(file, backend(), pool, params.check_tensors, false, shard);
+  texts_[0] = std::make_unique<DraftedModel>(std::move(texts_[0]), std::make_unique<DFlash>(metadata, weights));
+  rank_bytes_[0] += weights.packed_bytes();
+  fingerprint_ ^= identify(*file, backend(), placement_);
 }
 
 std::string LoadedModel::file_type_label() const {

@@ -17,6 +17,7 @@ struct ModelParams {
   std::string path;
   int32_t n_threads = 0;  // for packing; 0 = all cores
   bool check_tensors = false;
+  std::string drafter;    // path of a DFlash drafter made for the model; empty: none
   bool load_mtp = false;  // blocks of multi-token prediction, where the file has them
   MetadataOverrides kv_overrides;
   std::string isa;  // "auto" or one of available_isas()
@@ -48,6 +49,8 @@ class LoadedModel {
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
+  void load_drafter(const ModelParams& params, ThreadPool& pool);
+
   std::shared_ptr<const GgufFile> file_;
   Metadata metadata_;
   Placement placement_;

@@ -1,36 +1,11 @@
 // Drafts by the model's own block of multi-token prediction: one row per sequence and token, on pages that are given back.
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
+#include "engine/borrowed_pages.h"
 #include "engine/engine.h"
 
 namespace v100 {
-
-namespace {
-
-// Sequences made longer for rows that nobody keeps. States are not touched: a draft only reads them.
-class BorrowedPages {
- public:
-  explicit BorrowedPages(PagedMemory& memory) : memory_(memory) {}
-  BorrowedPages(const BorrowedPages&) = delete;
-  BorrowedPages& operator=(const BorrowedPages&) = delete;
-  ~BorrowedPages() {
-    for (const auto& [sequence, length] : lengths_) memory_.truncate(sequence, length);
-  }
-  void append(int32_t sequence, int32_t n_tokens) {
-    const int32_t length = memory_.length(sequence);
-    lengths_.reserve(lengths_.size() + 1);
-    memory_.append(sequence, n_tokens);
-    lengths_.emplace_back(sequence, length);
-  }
-
- private:
-  PagedMemory& memory_;
-  std::vector<std::pair<int32_t, int32_t>> lengths_;
-};
-
-}  // namespace
 
 void Engine::predict(std::span<const PredictionWork> work, const OnPrediction& on_logits) {
   const std::lock_guard lock(mutex_);

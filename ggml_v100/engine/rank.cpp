@@ -47,6 +47,11 @@ Tensor Rank::forward(const Ubatch& ubatch) const {
   return text_.forward(*ops_, ubatch.rows, state_of(ubatch), ubatch.outputs);
 }
 
+Tensor Rank::block_states(const Ubatch& ubatch, int32_t block_rows) const {
+  ops_->enter(ubatch.rows);
+  return text_.block_states(*ops_, ubatch.rows, block_rows, state_of(ubatch));
+}
+
 Tensor Rank::predict(const Ubatch& ubatch, std::span<const int32_t> before) const {
   ops_->enter(ubatch.rows);
   const Tensor last = before.empty() ? Tensor{} : ops_->gather_rows(predicted_[0], before);

@@ -46,6 +46,8 @@ class Rank {
 
   // Hidden states [outputs, hidden] after the output norm, the same on all ranks. The caller holds a Scope.
   Tensor forward(const Ubatch& ubatch) const;
+  // TextModel::block_states of the rows. The caller holds a Scope.
+  Tensor block_states(const Ubatch& ubatch, int32_t block_rows) const;
   // TextModel::predict; before: rows of the last prediction that these go on from, or none. The caller holds a Scope.
   Tensor predict(const Ubatch& ubatch, std::span<const int32_t> before) const;
   // TextModel::replay of the last ubatch with kept_rows; of this one, only the rows matter.

@@ -5,6 +5,11 @@
 
 namespace v100 {
 
+void LayerInputs::take(Ops& ops, int32_t layer, Tensor x) const {
+  for (size_t i = 0; i < layers.size(); ++i)
+    if (layers[i] == layer) ops.place(x, values, static_cast<int32_t>(i) * x.features);
+}
+
 namespace {
 
 // x += the direction of the layer, if there is one.
@@ -34,6 +39,7 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
   const int32_t last = hp_.layers - 1;
   for (int32_t layer = 0; layer < last; ++layer) {
     const Ops::Scope scope(ops);
+    if (state.taps != nullptr) state.taps->take(ops, layer, x);
     if (stages_.has(layer)) {
       feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
       steer(ops, layer, state, x);
@@ -41,6 +47,7 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
     }
     stages_.hand_over(ops, layer, x);
   }
+  if (state.taps != nullptr) state.taps->take(ops, last, x);
   // Past the last layer's keys and values only the rows whose logits are wanted matter.
   const Tensor a = stages_.has(last) ? attention(ops, last, rows, state, x) : Tensor{};
   if (follows_hidden()) {  // every row matters

@@ -21,6 +21,8 @@ class Decoder : public TextModel {
   RowRange vocabulary() const final { return output_.rows; }
   std::vector<RopeAngles> ropes(const RopeSettings& settings, int32_t n_ctx) const override;
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state, std::span<const int32_t> outputs) const final;
+  Tensor embed(Ops& ops, std::span<const int32_t> tokens) const final { return ops.embed(tokens, token_embd_); }
+  bool has_taps() const final { return true; }
   Tensor head(Ops& ops, Tensor hidden) const final;
   const Classifier* classifier() const final { return classifier_ ? &*classifier_ : nullptr; }
 

@@ -48,9 +48,6 @@ Hyperparameters read_hyperparameters(const Metadata& metadata) {
   if (hp.experts > 0) hp.experts_used = keys.required("expert_used_count", 1, hp.experts);
   hp.expert_ffn = keys.per_layer("expert_feed_forward_length", blocks, none, 0, kWidest);
 
-  // Encoders, whose tokens see those after them too; answering causally would be answering wrongly.
-  if (!metadata.find_bool(keys.full("attention.causal")).value_or(true))
-    throw ModelError(keys.full("attention.causal") + " is false: models whose tokens see later ones are not supported");
   hp.pooling = static_cast<PoolingType>(keys.optional("pooling_type", 0, 0, 4));
   const auto labels = metadata.find_array_size(keys.full("classifier.output_labels"));
   if (labels && (*labels < 1 || *labels > 65536))

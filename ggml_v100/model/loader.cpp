@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string_view>
 
@@ -139,6 +140,28 @@ VectorWeight WeightLoader::vector(const std::string& name, int32_t size) const {
 
 VectorWeight WeightLoader::optional_vector(const std::string& name, int32_t size) const {
   return has(name) ? vector(name, size) : VectorWeight{};
+}
+
+VectorWeight WeightLoader::flat_vector(const std::string& name, std::vector<int64_t> shape) const {
+  return decode_vector(require(name, std::move(shape)));
+}
+
+std::vector<int32_t> WeightLoader::token_ids(const std::string& name, int32_t vocab) const {
+  if (!has(name)) return {};
+  const GgufTensor& tensor = find(name);
+  if (tensor.type != QuantType::I64 || tensor.n_elements() != tensor.ne[0] || tensor.ne[0] > vocab)
+    throw ModelError(name + ": expected a list of at most " + std::to_string(vocab) + " token ids as I64");
+  const std::span<const std::byte> data = file_->data(tensor);
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < tensor.ne[0]; ++i) {
+    int64_t id = 0;
+    std::memcpy(&id, data.data() + i * static_cast<int64_t>(sizeof id), sizeof id);
+    if (id < 0 || id >= vocab)
+      throw ModelError(name + ": entry " + std::to_string(i) + " is " + std::to_string(id) +
+                       ", outside the vocabulary of " + std::to_string(vocab));
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
 }
 
 VectorWeight WeightLoader::vector_entries(const std::string& name, int32_t size,

@@ -37,6 +37,10 @@ class WeightLoader {
   // All throw ModelError naming the tensor, its shape and the one expected.
   VectorWeight vector(const std::string& name, int32_t size) const;
   VectorWeight optional_vector(const std::string& name, int32_t size) const;
+  // All values of a tensor of the given shape, the first dimension contiguous.
+  VectorWeight flat_vector(const std::string& name, std::vector<int64_t> shape) const;
+  // A list of token ids below `vocab`; empty where the file has none.
+  std::vector<int32_t> token_ids(const std::string& name, int32_t vocab) const;
   // The given entries, one range after the other.
   VectorWeight vector_entries(const std::string& name, int32_t size, std::span<const RowRange> entries) const;
   VectorWeight optional_vector_entries(const std::string& name, int32_t size, std::span<const RowRange> entries) const;

@@ -13,6 +13,16 @@
 
 namespace v100 {
 
+class DFlash;
+
+// The inputs of some of a model's layers, for a drafter: the residual stream as it enters them.
+struct LayerInputs {
+  std::span<const int32_t> layers;
+  Tensor values;  // [rows, layers * hidden], the layers side by side
+
+  void take(Ops& ops, int32_t layer, Tensor x) const;
+};
+
 // What a forward pass reads besides its rows: built by the engine for each ubatch.
 struct ForwardState {
   std::span<const KvLayer> kv;           // one for each of TextModel::kv_shapes()
@@ -27,7 +37,8 @@ struct ForwardState {
   // Where recurrent layers keep what they were given in the first kept_rows rows, for TextModel::replay; one for each of
   // TextModel::state_shapes(), of which a layer uses that of its first record.
   std::span<KeptInputs> kept;
-  int32_t kept_rows = 0;  // 0: nothing is kept
+  int32_t kept_rows = 0;              // 0: nothing is kept
+  const LayerInputs* taps = nullptr;  // what to take down on the way, of all rows
 };
 
 // How the keys of a layer were turned before they were stored.
@@ -72,6 +83,21 @@ class TextModel {
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
+  // The drafter of whole blocks that came with the model (model/drafted_model.h); nullptr: none.
+  virtual const DFlash* block_drafter() const { return nullptr; }
+  // Its states of blocks of rows, and the logits of such states. Only with a drafter.
+  virtual Tensor block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
+    (void)ops, (void)rows, (void)block_rows, (void)state;
+    return {};
+  }
+  virtual Tensor block_head(Ops& ops, Tensor states) const {
+    (void)ops, (void)states;
+    return {};
+  }
+  // For drafters: rows of the table of embeddings as they are in the file, [tokens, hidden]; and whether forward() knows
+  // ForwardState::taps.
+  virtual Tensor embed(Ops& ops, std::span<const int32_t> tokens) const = 0;
+  virtual bool has_taps() const { return false; }
   // Makes states again from what the last pass with kept_rows kept: rows.sequences are sequences of that pass, perhaps with
   // fewer rows, each from its state_from to its state_to. Same bits as a pass over these rows.
   virtual void replay(Ops& ops, const Rows& rows, const ForwardState& state) const {

@@ -62,6 +62,7 @@ class Qwen4Exp final : public TextModel {
   void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override;
   RowRange vocabulary() const override { return output_.rows; }
   Tensor head(Ops& ops, Tensor hidden) const override { return ops.linear(hidden, output_.matrix); }
+  Tensor embed(Ops& ops, std::span<const int32_t> tokens) const override { return ops.embed(tokens, token_embd_); }
 
  private:
   Block load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const;

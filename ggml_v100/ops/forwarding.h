@@ -61,6 +61,9 @@ class ForwardingOps : public Ops {
   void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
     inner_->norm_gate(x, gate, w, eps, function);
   }
+  Tensor block_conv(Tensor x, const BlockConv& w, int32_t place, Tensor own, int32_t block_rows) override {
+    return inner_->block_conv(x, w, place, own, block_rows);
+  }
   Tensor repeat_streams(Tensor x, int32_t streams) override { return inner_->repeat_streams(x, streams); }
   Tensor norm_streams(Tensor x, int32_t streams, const VectorWeight& w, float eps) override {
     return inner_->norm_streams(x, streams, w, eps);
@@ -94,6 +97,7 @@ class ForwardingOps : public Ops {
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     return inner_->attention(q, rows, layer, heads, scale);
   }
+  void place(Tensor x, Tensor y, int32_t first) override { inner_->place(x, y, first); }
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override { return inner_->gather_rows(x, indices); }
   void copy(Tensor x, Tensor to) override { inner_->copy(x, to); }
   Tensor concatenate(Tensor x, Tensor y) override { return inner_->concatenate(x, y); }

@@ -114,6 +114,18 @@ struct ConvWeight {
   int32_t history() const { return (taps - 1) * dilation; }  // tokens of the state record, [history, channels]
 };
 
+// Convolution over the rows of a block of drafted tokens, with coefficients of two kinds: one per tap and feature, and one
+// that each row makes for itself per tap and group of adjacent features. Both for two places, before and after a layer.
+struct BlockConv {
+  VectorWeight base;  // [2, taps, features]
+  int32_t taps = 0;
+  int32_t group = 0;  // features that share a row's own coefficient; a divisor of features
+
+  explicit operator bool() const { return taps > 0; }
+  // Of a row's own coefficients, [2, taps, groups].
+  int32_t own_size(int32_t features) const { return 2 * taps * (features / group); }
+};
+
 // Gated delta net. Value head h reads key head h % key_heads. Record of the state: M[i][j] of key feature i and
 // value feature j at [head][j / 16][i][j % 16], so that 16 columns, which belong to each other in every step, are one stretch.
 struct DeltaNet {
@@ -262,6 +274,10 @@ class Ops {
   // In place: each head [head_dim] of x [rows, heads * head_dim] becomes rms_norm(head, w, eps) * function(gate).
   virtual void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) = 0;
 
+  // Blocks of block_rows rows each; own [rows, own_size]. y_r [features], from 0, over the taps t in order that stay in r's
+  // block:   y_rc = fma(base[place][t][c] + own_r[place][t][c / group], x_(r - t)c, y_rc)
+  virtual Tensor block_conv(Tensor x, const BlockConv& w, int32_t place, Tensor own, int32_t block_rows) = 0;
+
   // Residual streams (Zhu et al. 2024, "Hyper-Connections"): a row holds `streams` of them side by side.
   //
   // [rows, streams * features]: the row, streams times.
@@ -307,6 +323,9 @@ class Ops {
   virtual Tensor expert_linear(Tensor x, const Routing& routing, const ExpertLinear& w) = 0;
   // [rows, features] from x [slots, features]: y starts at 0; y = fma(weight_j, x_j, y) for the slots of the row in order.
   virtual Tensor mix_experts(Tensor x, const Routing& routing) = 0;
+
+  // Columns [first, first + features) of y, a tensor with as many rows, become x.
+  virtual void place(Tensor x, Tensor y, int32_t first) = 0;
 
   // Copies of the given rows, [indices, features].
   virtual Tensor gather_rows(Tensor x, std::span<const int32_t> indices) = 0;

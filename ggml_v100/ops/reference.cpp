@@ -249,6 +249,22 @@ class ReferenceOps final : public Ops {
           normed.data[i] * (function == GateFunction::silu ? silu_f32(gate.data[i]) : sigmoid_f32(gate.data[i]));
   }
 
+  Tensor block_conv(Tensor x, const BlockConv& w, int32_t place, Tensor own, int32_t block_rows) override {
+    Tensor y = create(x.rows, x.features);
+    const int32_t groups = x.features / w.group;
+    for (int32_t r = 0; r < x.rows; ++r)
+      for (int32_t c = 0; c < x.features; ++c) {
+        float sum = 0;
+        for (int32_t t = 0; t < std::min(w.taps, r % block_rows + 1); ++t) {
+          const int32_t tap = place * w.taps + t;
+          const float factor = w.base.data[tap * x.features + c] + own.row(r)[tap * groups + c / w.group];
+          sum = std::fma(factor, x.row(r - t)[c], sum);
+        }
+        y.row(r)[c] = sum;
+      }
+    return y;
+  }
+
   Tensor repeat_streams(Tensor x, int32_t streams) override {
     Tensor y = create(x.rows, x.features * streams);
     for (int32_t r = 0; r < x.rows; ++r)
@@ -384,6 +400,10 @@ class ReferenceOps final : public Ops {
         sum = std::fma(routing.weight[slot], x.row(slot)[i], sum);
       }
     return y;
+  }
+
+  void place(Tensor x, Tensor y, int32_t first) override {
+    for (int32_t r = 0; r < x.rows; ++r) std::copy_n(x.row(r), x.features, y.row(r) + first);
   }
 
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override {

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "speculative/draft_dflash.h"
 #include "speculative/draft_model.h"
 #include "speculative/draft_mtp.h"
 #include "speculative/ngram_cache.h"
@@ -64,6 +65,8 @@ Speculator::Speculator(std::shared_ptr<Engine> target, const SpeculationParams& 
                                        params.chain));
     else if (type == "draft-mtp")
       add(std::make_unique<DraftMtp>(target_, params.chain));
+    else if (type == "draft-dflash")
+      add(std::make_unique<DraftDFlash>(target_, params.chain));
     else if (type == "draft-simple")
       throw InvalidArgument("draft-simple needs a draft model");
     else

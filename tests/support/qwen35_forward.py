@@ -76,12 +76,18 @@ class Qwen35Forward:
 
     def hidden(self, tokens: Sequence[int]) -> Array:
         """After each token, past the output norm, `[n, H]`."""
+        return self.norm(self.layer_inputs(tokens)[-1], "output_norm.weight")
+
+    def layer_inputs(self, tokens: Sequence[int]) -> list[Array]:
+        """The residual stream `[n, H]` as it enters each layer, and as it leaves the last one."""
         x = self.weights["token_embd.weight"][list(tokens)]
+        inputs = [x]
         for layer in range(self.n_layers):
             block = f"blk.{layer}."
             x = x + self.mixer(layer, self.norm(x, block + "attn_norm.weight"))
             x = x + self.feed_forward(block, self.norm(x, block + "post_attention_norm.weight"))
-        return self.norm(x, "output_norm.weight")
+            inputs.append(x)
+        return inputs
 
     def head(self, x: Array) -> Array:
         return x @ self.weights.get("output.weight", self.weights["token_embd.weight"]).T

@@ -184,6 +184,9 @@ class ModelWriter:
     def values(self, name: str, values: Sequence[float] | NDArray[Any]) -> None:
         self._writer.add_tensor(name, np.asarray(values, np.float32))
 
+    def integers(self, name: str, values: Sequence[int]) -> None:
+        self._writer.add_tensor(name, np.asarray(values, np.int64))
+
     def close(self) -> Path:
         self._writer.write_header_to_file()
         self._writer.write_kv_data_to_file()

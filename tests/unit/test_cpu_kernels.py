@@ -37,6 +37,7 @@ SECTIONS = (
     "attention_unseen_keys",
     "sparse_attention",
     "streams",
+    "block_conv",
     "experts",
     "routing",
     "gates",

@@ -103,6 +103,7 @@ void test_attention(Pair& pair, Failures& failures);
 void test_attention_unseen_keys(Pair& pair, Failures& failures);
 void test_sparse_attention(Pair& pair, Failures& failures);
 void test_streams(Pair& pair, Failures& failures);
+void test_block_conv(Pair& pair, Failures& failures);
 void test_experts(Pair& pair, Failures& failures);
 void test_routing(Pair& pair, Failures& failures);
 void test_gates(Pair& pair, Failures& failures);

@@ -24,6 +24,7 @@ constexpr Section kSections[] = {
     {"attention_unseen_keys", test_attention_unseen_keys},
     {"sparse_attention", test_sparse_attention},
     {"streams", test_streams},
+    {"block_conv", test_block_conv},
     {"experts", test_experts},
     {"routing", test_routing},
     {"gates", test_gates},

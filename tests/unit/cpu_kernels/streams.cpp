@@ -45,4 +45,32 @@ void test_streams(Pair& pair, Failures& failures) {
   }
 }
 
+void test_block_conv(Pair& pair, Failures& failures) {
+  Random random(13);
+  Ops &fast = *pair.fast_ops, &plain = *pair.plain_ops;
+  for (const int32_t taps : {1, 2, 4})
+    for (const int32_t group : {1, 7, 16, 40})
+      for (const int32_t block_rows : {1, 3, 8}) {
+        const int32_t n = 6 * group, m = 3 * block_rows;
+        const BlockConv w{vector_weight(random_inputs(1, 2 * taps * n, random)), taps, group};
+        const std::vector<float> x = random_inputs(m, n, random), own = random_inputs(m, w.own_size(n), random);
+        for (const int32_t place : {0, 1}) {
+          const Ops::Scope fast_scope(fast), plain_scope(plain);
+          const Tensor found = fast.block_conv(copy_to(fast, x, m), w, place, copy_to(fast, own, m), block_rows);
+          const Tensor expected = plain.block_conv(copy_to(plain, x, m), w, place, copy_to(plain, own, m), block_rows);
+          failures.expect_same(values_of(found), values_of(expected),
+                               "block_conv of " + std::to_string(taps) + " taps, groups of " + std::to_string(group) +
+                                   ", blocks of " + std::to_string(block_rows));
+          // A block does not know of the one before it.
+          const std::vector<float> second(x.begin() + block_rows * n, x.begin() + 2 * block_rows * n);
+          const std::vector<float> second_own(own.begin() + block_rows * w.own_size(n),
+                                              own.begin() + 2 * block_rows * w.own_size(n));
+          const Tensor alone = fast.block_conv(copy_to(fast, second, block_rows), w, place,
+                                               copy_to(fast, second_own, block_rows), block_rows);
+          failures.expect_same(values_of(alone), values_of({found.row(block_rows), block_rows, n}),
+                               "block_conv of a block alone");
+        }
+      }
+}
+
 }  // namespace v100::test

@@ -1,0 +1,120 @@
+// `dflash`: the drafters DFlash and DFlash2. They propose the next tokens of a text all at once, from what a larger model,
+// the target, computed for the text so far.
+//
+// For every token of the text the inputs of some of the target's layers become features, and these the keys and values
+// that the drafter attends to (take_in). A round puts the last token, the anchor, and D mask tokens after it in one block;
+// row j of the block tells the token at its own position (states, then propose).
+//
+// E hidden, D drafted tokens, V vocabulary, K candidates of a row, R rank of the selector.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "gguf/metadata.h"
+#include "model/hyperparameters.h"
+#include "model/loader.h"
+#include "model/rope.h"
+#include "ops/ops.h"
+
+namespace v100 {
+
+// The likeliest tokens of D rows and their scores: of DFlash2 how well each follows each of the row before, of DFlash the
+// logits, whatever came before.
+struct DraftLattice {
+  int32_t rows = 0;             // D
+  int32_t candidates = 0;       // K
+  std::vector<int32_t> tokens;  // [D, K], by falling logit, of equal ones the lower id first
+  std::vector<float> scores;    // [D, K, K] of candidate j after candidate i of the row before; row 0: after the anchor
+
+  int32_t token(int32_t row, int32_t j) const { return tokens[static_cast<size_t>(row * candidates + j)]; }
+  // Of a row's candidates after candidate i of the row before (row 0: i is 0).
+  std::span<const float> after(int32_t row, int32_t i) const {
+    return std::span(scores).subspan(static_cast<size_t>((row * candidates + i) * candidates),
+                                     static_cast<size_t>(candidates));
+  }
+};
+
+class DFlash {
+ public:
+  // Throws ModelError for a file of another kind, or one that does not fit together.
+  DFlash(const Metadata& metadata, const WeightLoader& weights);
+
+  const Hyperparameters& hyperparameters() const { return hp_; }
+  int32_t block_size() const { return block_size_; }  // rows of a block, the anchor's included: D + 1 at most
+  int32_t mask_token() const { return mask_token_; }
+  bool is_version_2() const { return selector_.has_value(); }
+  // Layers of the target whose inputs are the features, in the order of take_in.
+  const std::vector<int32_t>& target_layers() const { return target_layers_; }
+  // Tokens that every layer sees at most, the row's own included; 0: a layer sees all.
+  int32_t window() const;
+  // Types left to the engine; none is marked as windowed.
+  std::vector<KvShape> kv_shapes() const;
+  RopeAngles rope() const;
+
+  // A file may have embeddings and an output matrix of its own; else the target's are used.
+  bool has_embeddings() const { return token_embd_.rows != nullptr; }
+  bool has_head() const { return head_.weight != nullptr; }
+  Tensor embed(Ops& ops, std::span<const int32_t> tokens) const { return ops.embed(tokens, token_embd_); }
+  Tensor head(Ops& ops, Tensor states) const { return ops.linear(states, head_); }
+  // The target's token of each row of the own output matrix; empty: the same ids.
+  const std::vector<int32_t>& draft_tokens() const { return draft_tokens_; }
+
+  // taps [rows, target_layers * E], the layers side by side: appends keys and values of the rows' tokens.
+  void take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const KvLayer> kv, const RopeTable& rope) const;
+  // embedded [blocks * block_rows, E] of anchors and masks, which it changes -> their normed states. They stand after the
+  // tokens taken in; what they see is `visible`, on layers with a window (`windowed`) and without. Appends to the pages.
+  Tensor states(Ops& ops, Tensor embedded, const Rows& rows, const Rows& windowed, int32_t block_rows,
+                std::span<const KvLayer> kv, const RopeTable& rope) const;
+  // kv indices that row j of a block sees when n tokens were taken in.
+  RowRange visible(int32_t n, int32_t j, int32_t block_rows, bool is_windowed) const;
+  // states [D, E] of the rows after an anchor, and their logits by the output matrix in use.
+  DraftLattice lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const float> logits) const;
+
+ private:
+  struct Block {
+    VectorWeight attn_norm, ffn_norm;            // [E]
+    Linear q, k, v, output;                      // v: or none, then values are keys without rotation
+    VectorWeight q_norm, k_norm;                 // [head size]
+    VectorWeight attn_post_norm, ffn_post_norm;  // [E] or empty
+    Linear gate, up, down;
+    BlockConv attn_conv, ffn_conv;               // DFlash2
+    Linear attn_coefficients, ffn_coefficients;  // of the rows' own, [own_size, E]
+    float output_scale = 1.0f;
+    bool is_windowed = false;
+  };
+  struct Selector {
+    EmbeddingTable before, after;  // [V, R]: of a predecessor and of a successor
+    Linear hidden;                 // [R, E]
+    int32_t candidates = 0;
+  };
+
+  void add_transitions(Ops& ops, int32_t anchor, Tensor states, DraftLattice& lattice) const;
+  Block load_block(const WeightLoader& weights, int32_t layer) const;
+  KeysValues keys_values(Ops& ops, const Block& w, Tensor x, const RopeTable& rope) const;
+  Tensor attention(Ops& ops, const Block& w, Tensor x, const Rows& rows, int32_t block_rows, const KvLayer& kv,
+                   const RopeTable& rope) const;
+  Tensor feed_forward(Ops& ops, const Block& w, Tensor x, int32_t block_rows) const;
+
+  Hyperparameters hp_;
+  int32_t block_size_ = 0, mask_token_ = 0, window_ = 0;
+  bool is_causal_ = false;
+  float scale_ = 0, value_scale_ = 1, embedding_scale_ = 1, logit_scale_ = 1, logit_cap_ = 0;
+  Activation activation_ = Activation::silu;
+  std::vector<int32_t> target_layers_;
+  int32_t conv_taps_ = 0, conv_group_ = 0;
+  std::vector<float> rope_divisors_;
+  Linear fuse_;             // [E, target_layers * E]
+  VectorWeight fuse_norm_;  // [E]
+  VectorWeight output_norm_;
+  std::vector<Block> blocks_;
+  std::optional<Selector> selector_;
+  EmbeddingTable token_embd_;
+  Linear head_;  // [V_d, E]
+  std::vector<int32_t> draft_tokens_;
+};
+
+}  // namespace v100

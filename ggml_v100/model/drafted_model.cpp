@@ -1,0 +1,88 @@
+// A target and its drafter side by side.
+#include "model/drafted_model.h"
+
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+
+namespace v100 {
+
+DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DFlash> drafter)
+    : target_(std::move(target)), drafter_(std::move(drafter)), target_layers_(target_->kv_shapes().size()) {
+  if (!target_->has_taps())
+    throw ModelError("there are no DFlash drafters for models of architecture " +
+                     target_->hyperparameters().architecture + " yet");
+  const Hyperparameters &theirs = target_->hyperparameters(), &ours = drafter_->hyperparameters();
+  const auto differ = [](const char* what, int32_t drafter_has, int32_t target_has) {
+    throw ModelError("the drafter does not belong to this model: its " + std::string(what) + " is " +
+                     std::to_string(drafter_has) + ", the model's " + std::to_string(target_has));
+  };
+  if (ours.hidden != theirs.hidden) differ("width", ours.hidden, theirs.hidden);
+  if (ours.vocab != theirs.vocab) differ("vocabulary", ours.vocab, theirs.vocab);
+  for (const int32_t layer : drafter_->target_layers())
+    if (layer >= theirs.layers)
+      throw ModelError("the drafter does not belong to this model: it wants the input of layer " +
+                       std::to_string(layer) + " of " + std::to_string(theirs.layers));
+  // The engine knows one window. Pages of a drafter with another are kept whole.
+  const int32_t theirs_window = target_->sliding_window();
+  is_windowed_ = drafter_->window() > 0 && (theirs_window == 0 || theirs_window == drafter_->window());
+  window_ = is_windowed_ ? drafter_->window() : theirs_window;
+}
+
+std::vector<KvShape> DraftedModel::kv_shapes() const {
+  std::vector<KvShape> shapes = target_->kv_shapes();
+  for (KvShape shape : drafter_->kv_shapes()) {
+    shape.is_windowed = is_windowed_;
+    shapes.push_back(shape);
+  }
+  return shapes;
+}
+
+std::vector<RopeAngles> DraftedModel::ropes(const RopeSettings& settings, int32_t n_ctx) const {
+  std::vector<RopeAngles> ropes = target_->ropes(settings, n_ctx);
+  ropes.push_back(drafter_->rope());
+  return ropes;
+}
+
+std::vector<KeyRotation> DraftedModel::key_rotations() const {
+  std::vector<KeyRotation> rotations = target_->key_rotations();
+  if (rotations.empty()) return rotations;
+  const auto last = static_cast<int32_t>(target_->ropes({}, 1).size());
+  rotations.insert(rotations.end(), drafter_->kv_shapes().size(), {last, RopeLayout::halves});
+  return rotations;
+}
+
+ForwardState DraftedModel::of_target(const ForwardState& state) const {
+  ForwardState part = state;
+  part.kv = state.kv.first(target_layers_);
+  part.ropes = state.ropes.first(state.ropes.size() - 1);
+  if (!state.block_ropes.empty()) part.block_ropes = state.block_ropes.first(state.block_ropes.size() - 1);
+  return part;
+}
+
+Tensor DraftedModel::forward(Ops& ops, const Rows& rows, const ForwardState& state,
+                             std::span<const int32_t> outputs) const {
+  const auto& layers = drafter_->target_layers();
+  LayerInputs taps{layers, ops.create(rows.count(), static_cast<int32_t>(layers.size()) * hyperparameters().hidden)};
+  ForwardState part = of_target(state);
+  part.taps = &taps;
+  const Tensor hidden = target_->forward(ops, rows, part, outputs);
+  const Ops::Scope scope(ops);
+  drafter_->take_in(ops, taps.values, is_windowed_ ? state.windowed : rows, state.kv.subspan(target_layers_),
+                    state.ropes.back());
+  return hidden;
+}
+
+Tensor DraftedModel::block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
+  const Tensor embedded =
+      drafter_->has_embeddings() ? drafter_->embed(ops, rows.tokens) : target_->embed(ops, rows.tokens);
+  return drafter_->states(ops, embedded, rows, state.windowed, block_rows, state.kv.subspan(target_layers_),
+                          state.ropes.back());
+}
+
+Tensor DraftedModel::block_head(Ops& ops, Tensor states) const {
+  return drafter_->has_head() ? drafter_->head(ops, states) : target_->head(ops, states);
+}
+
+}  // namespace v100

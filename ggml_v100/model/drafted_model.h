@@ -1,0 +1,58 @@
+// A model and the DFlash drafter that was made for it, as one model: with every token the target computes, the drafter
+// takes in what it will draft from. Its keys and values lie in the same pages as the target's, so that whatever happens to a
+// sequence (forks, cuts, reuse, files) happens to both.
+#pragma once
+
+#include <memory>
+
+#include "model/dflash.h"
+#include "model/model.h"
+
+namespace v100 {
+
+class DraftedModel final : public TextModel {
+ public:
+  // Throws ModelError for a drafter that does not fit the target.
+  DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DFlash> drafter);
+
+  const Hyperparameters& hyperparameters() const override { return target_->hyperparameters(); }
+  std::vector<KvShape> kv_shapes() const override;  // the target's, then the drafter's
+  std::vector<StateShape> state_shapes() const override { return target_->state_shapes(); }
+  int32_t loaded_mtp_blocks() const override { return target_->loaded_mtp_blocks(); }
+  std::vector<RopeAngles> ropes(const RopeSettings& settings,
+                                int32_t n_ctx) const override;  // the drafter's is the last
+  std::vector<KeyRotation> key_rotations() const override;
+  int32_t sliding_window() const override { return window_; }
+  int32_t block_tokens() const override { return target_->block_tokens(); }
+  Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
+                 std::span<const int32_t> outputs) const override;
+  void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override {
+    target_->replay(ops, rows, of_target(state));
+  }
+  Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const override {
+    return target_->predict(ops, rows, of_target(state), before);
+  }
+  bool can_predict() const override { return target_->can_predict(); }
+  Tensor predicted_head(Ops& ops, Tensor hidden) const override { return target_->predicted_head(ops, hidden); }
+  bool has_residual_stream() const override { return target_->has_residual_stream(); }
+  RowRange vocabulary() const override { return target_->vocabulary(); }
+  Tensor embed(Ops& ops, std::span<const int32_t> tokens) const override { return target_->embed(ops, tokens); }
+  Tensor head(Ops& ops, Tensor hidden) const override { return target_->head(ops, hidden); }
+  const Classifier* classifier() const override { return target_->classifier(); }
+  const DFlash* block_drafter() const override { return drafter_.get(); }
+  // States of blocks, see DFlash::states: rows of an anchor and mask tokens each.
+  Tensor block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const override;
+  // Logits [rows, vocab] of such states.
+  Tensor block_head(Ops& ops, Tensor states) const override;
+
+ private:
+  ForwardState of_target(const ForwardState& state) const;
+
+  std::unique_ptr<TextModel> target_;
+  std::unique_ptr<DFlash> drafter_;
+  size_t target_layers_;  // of kv_shapes
+  int32_t window_;        // of the target's layers with one, or of the drafter's
+  bool is_windowed_;      // whether the drafter's pages are given back behind the window
+};
+
+}  // namespace v100

@@ -1,0 +1,43 @@
+// `draft-dflash`: the DFlash or DFlash2 drafter that was loaded with the target, a whole draft in one pass.
+//
+// Its cache is part of the target's sequences (model/drafted_model.h), so that there is nothing to keep up with. A draft is
+// one walk through the lattice of candidates, from left to right: the best after the one before, or, of DFlash2 at a
+// temperature, drawn in proportion to exp(score / temperature).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <random>
+
+#include "engine/engine.h"
+#include "speculative/draft_chain.h"
+
+namespace v100 {
+
+class DraftDFlash final : public Drafter {
+ public:
+  // params.n_max beyond the drafter's block is cut to it. Throws InvalidArgument for a target without such a drafter, or
+  // with a ubatch that its block does not fit into.
+  DraftDFlash(std::shared_ptr<Engine> target, const DraftChainParams& params);
+  std::string_view name() const override { return "draft-dflash"; }
+  int32_t longest() const override { return params_.n_max; }
+  void begin(int32_t sequence, std::span<const int32_t>) override { generators_.erase(sequence); }
+  void draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) override;
+  void forget(int32_t sequence) override { generators_.erase(sequence); }
+
+ private:
+  struct Generator {
+    uint32_t seed;
+    std::mt19937 numbers;
+  };
+
+  Draft walk(const DraftRequest& request, const DraftLattice& lattice);
+  std::mt19937& generator(const DraftRequest& request);
+
+  std::shared_ptr<Engine> target_;
+  DraftChainParams params_;
+  bool draws_ = false;
+  std::map<int32_t, Generator> generators_;  // of each sequence
+};
+
+}  // namespace v100

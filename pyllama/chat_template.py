@@ -32,6 +32,8 @@ class TemplateCapabilities:
     typed_content: bool
     """Content may be an array of parts such as `{"type": "text", "text": ...}`."""
     system_role: bool
+    late_system: bool
+    """A system message may come after others."""
     tools: bool
     tool_calls: bool
     parallel_tool_calls: bool
@@ -205,6 +207,8 @@ def _probe(template: ChatTemplate) -> TemplateCapabilities:
         string_content=string_content,
         typed_content=typed_content,
         system_role="probe-system" in render(say("system", "probe-system"), user),
+        late_system="probe-late"
+        in render(say("system", "probe-system"), user, say("assistant", "a"), say("system", "probe-late"), user),
         tools="probe_tool" in render(user, tools=[_TOOL]),
         tool_calls=any("probe_a" in text for text in (with_text, with_object)),
         parallel_tool_calls="probe_a" in with_two and "probe_b" in with_two,

@@ -133,6 +133,20 @@ def split_prefill(body: dict[str, Any], messages: list[dict[str, Any]], *, prefi
     return Conversation(messages[:-1], content, thoughts, in_thoughts)
 
 
+def with_leading_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For templates that take one system message, at the beginning: all of them joined there by an empty line."""
+    said = [message["content"] for message in messages if message["role"] == "system"]
+    if all(isinstance(content, str) for content in said):
+        merged: Any = "\n\n".join(said)
+    else:
+        merged = [
+            part
+            for content in said
+            for part in (content if isinstance(content, list) else [{"type": "text", "text": content}])
+        ]
+    return [{"role": "system", "content": merged}, *(message for message in messages if message["role"] != "system")]
+
+
 def with_text_content(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For templates that take strings only: text parts joined by a line break."""
     return [

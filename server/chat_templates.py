@@ -8,7 +8,7 @@ from typing import Any
 
 from pyllama.chat.tools_as_text import with_arguments
 from pyllama.errors import TemplateError
-from pyllama.server.chat_messages import with_text_content
+from pyllama.server.chat_messages import with_leading_system, with_text_content
 from pyllama.server.errors import InvalidRequest
 
 log = logging.getLogger("pyllama.server.srv")
@@ -31,10 +31,17 @@ CAPABILITIES = {
 
 
 class ServerTemplate:
-    """Wraps a `pyllama.chat_template.ChatTemplate`. tool_use: the model's own template for requests with tools."""
+    """Wraps a `pyllama.chat_template.ChatTemplate`.
 
-    def __init__(self, template: Any, tokenizer: Any, tool_use: ServerTemplate | None = None) -> None:
+    tool_use: the model's own template for requests with tools. merges_system: system messages after the first message
+    are moved to it where the template would refuse or drop them.
+    """
+
+    def __init__(
+        self, template: Any, tokenizer: Any, tool_use: ServerTemplate | None = None, *, merges_system: bool = True
+    ) -> None:
         self.tool_use = tool_use
+        self._merges_system = merges_system
         self._template = template
         self._tokenizer = tokenizer
         self.source: str = template.source
@@ -72,6 +79,11 @@ class ServerTemplate:
             and not self._template.capabilities.typed_content
         ):
             messages = with_text_content(messages)
+        is_late = any(message["role"] == "system" for message in messages[1:])
+        if is_late and self._merges_system:
+            found = self._template.capabilities
+            if found.system_role and not found.late_system:
+                messages = with_leading_system(messages)
         if any(message.get("tool_calls") for message in messages):
             as_object = self._template.capabilities.object_arguments
             messages = [with_arguments(message, as_object=as_object) for message in messages]
@@ -79,21 +91,22 @@ class ServerTemplate:
 
 
 def load_template(
-    override: str, metadata: Mapping[str, Any], tokenizer: Any
+    override: str, metadata: Mapping[str, Any], tokenizer: Any, *, merges_system: bool = True
 ) -> tuple[ServerTemplate | None, TemplateError | None]:
     """The template, or the reason why there is none: a bad template does not keep the server from completing text."""
     from pyllama.chat_template import template_from_metadata
 
     try:
-        tool_use = None if override else _tool_template(metadata, tokenizer)
-        return ServerTemplate(template_from_metadata(metadata, tokenizer, override or None), tokenizer, tool_use), None
+        tool_use = None if override else _tool_template(metadata, tokenizer, merges_system)
+        template = template_from_metadata(metadata, tokenizer, override or None)
+        return ServerTemplate(template, tokenizer, tool_use, merges_system=merges_system), None
     except TemplateError as error:
         if override:
             raise  # the user's own choice: a clear failure at the start helps more
         return None, error
 
 
-def _tool_template(metadata: Mapping[str, Any], tokenizer: Any) -> ServerTemplate | None:
+def _tool_template(metadata: Mapping[str, Any], tokenizer: Any, merges_system: bool) -> ServerTemplate | None:
     """The file's template for requests with tools. One that cannot be used leaves them the ordinary one."""
     from pyllama.chat_template import TEMPLATE_KEY, template_from_metadata
 
@@ -101,7 +114,8 @@ def _tool_template(metadata: Mapping[str, Any], tokenizer: Any) -> ServerTemplat
     if key not in metadata:
         return None
     try:
-        return ServerTemplate(template_from_metadata(metadata, tokenizer, variant=TOOL_VARIANT), tokenizer)
+        template = template_from_metadata(metadata, tokenizer, variant=TOOL_VARIANT)
+        return ServerTemplate(template, tokenizer, merges_system=merges_system)
     except TemplateError as error:
         log.warning("%s cannot be used, requests with tools get the ordinary template: %s", key, error)
         return None

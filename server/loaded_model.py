@@ -279,7 +279,9 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     source = settings.defaults.grammar_source
     if source is not None:  # requests would fail one by one otherwise
         vocabulary.grammars.compile(source)
-    template, template_error = load_template(settings.chat_template, metadata, tokenizer)
+    template, template_error = load_template(
+        settings.chat_template, metadata, tokenizer, merges_system=settings.merges_system
+    )
     if template_error is not None:
         log.warning("chat requests will be refused: %s", template_error)
     log.info(

@@ -77,6 +77,7 @@ class ServerSettings:
     cont_batching: bool = True
     sleep_idle_seconds: int = -1
     prefill_pace: int = 30  # per cent of the time; 0 and 100: no limit
+    merges_system: bool = True
     slot_prompt_similarity: float = 0.1
     context_shift: bool = False
     embeddings: bool = False
@@ -198,6 +199,7 @@ def settings_from_options(options: Any, model: str, draft_model: str = "") -> Se
         cont_batching=options.cont_batching,
         sleep_idle_seconds=options.sleep_idle_seconds,
         prefill_pace=options.prefill_pace,
+        merges_system=options.merge_system_messages,
         slot_prompt_similarity=options.slot_prompt_similarity,
         context_shift=options.context_shift,
         embeddings=options.embeddings or options.reranking,

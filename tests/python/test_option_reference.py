@@ -45,7 +45,7 @@ OWN_DEFAULTS_OF = {
 
 ADAPTIVE = {"--spec-adaptive", "--no-spec-adaptive"}
 OWN_ADDITIONS = {
-    "llama-server": ADAPTIVE,
+    "llama-server": {"--merge-system-messages", "--no-merge-system-messages"} | ADAPTIVE,
     "llama-cli": {"-cnv", "--conversation", "-no-cnv", "--no-conversation"} | ADAPTIVE,
 }
 """Spellings of ours that llama.cpp's program lacks: there, plain completion is a program of its own."""

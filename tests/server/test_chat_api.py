@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -364,3 +365,64 @@ def test_a_model_without_a_usable_template_still_completes_text(serve: Any) -> N
     assert "unknown tag 'generation'" in response.json()["error"]["message"]
     assert server.post("/completion", {"prompt": "x", "n_predict": 1}).status_code == 200
     assert server.get("/props").json()["chat_template"] == ""
+
+
+STRICT = """\
+{%- for m in messages -%}
+    {%- if m.role == 'system' and not loop.first -%}
+        {{- raise_exception('System message must be at the beginning.') -}}
+    {%- endif -%}
+    {{- m.role ~ ':' ~ m.content ~ ';' -}}
+{%- endfor -%}
+"""
+DROPPING = """\
+{%- if messages[0].role == 'system' -%}{{- 'system:' ~ messages[0].content ~ ';' -}}{%- endif -%}
+{%- for m in messages if m.role != 'system' -%}{{- m.role ~ ':' ~ m.content ~ ';' -}}{%- endfor -%}
+"""
+LATE = [USER, {"role": "assistant", "content": "yes?"}, {"role": "developer", "content": "be brief"}, USER]
+
+
+@pytest.mark.parametrize("source", [STRICT, DROPPING])
+def test_late_system_messages_are_moved_to_the_first(serve: Any, source: str) -> None:
+    """Known fault C1."""
+    server = serve(template=source)
+    assert rendered(server, *LATE) == "system:be brief;user:hi;assistant:yes?;user:hi;"
+    first = {"role": "system", "content": "be kind"}
+    assert rendered(server, first, *LATE) == "system:be kind\n\nbe brief;user:hi;assistant:yes?;user:hi;"
+    for path, body in (
+        ("/v1/chat/completions", {"messages": LATE}),
+        ("/v1/responses", {"input": LATE}),
+        ("/v1/messages", {"messages": [USER], "system": "a", "max_tokens": 4}),
+    ):
+        assert server.post(path, body).status_code == 200
+
+
+def test_system_messages_stay_where_the_template_takes_them(serve: Any) -> None:
+    server = serve(template="{% for m in messages %}{{ m.role ~ ':' ~ m.content ~ ';' }}{% endfor %}")
+    assert rendered(server, *LATE) == "user:hi;assistant:yes?;system:be brief;user:hi;"
+
+
+def test_merging_of_system_messages_can_be_switched_off(serve: Any) -> None:
+    from pyllama.chat_template import ChatTemplate
+    from pyllama.server.chat_templates import ServerTemplate
+
+    server = serve()
+    template = ServerTemplate(ChatTemplate(STRICT), server.vocabulary.tokenizer, merges_system=False)
+    server.state.set_loaded(replace(server.state.loaded, chat_template=template))
+    response = server.post("/v1/chat/completions", {"messages": LATE})
+    assert response.status_code == 400
+    assert "System message must be at the beginning." in response.json()["error"]["message"]
+
+
+def test_parts_of_system_messages_stay_parts(serve: Any) -> None:
+    typed = "{% for m in messages %}{{ m.role }}{% for p in m.content %}<{{ p.text }}>{% endfor %};{% endfor %}"
+    source = (
+        "{% if messages[1:] | selectattr('role', 'equalto', 'system') | list %}{{ raise_exception('late') }}{% endif %}"
+    )
+    part = {"type": "text", "text": "b"}
+    late = [
+        {"role": "user", "content": [part]},
+        {"role": "system", "content": "a"},
+        {"role": "system", "content": [part]},
+    ]
+    assert rendered(serve(template=source + typed), *late).startswith("system<a><b>;user<b>;")

@@ -145,11 +145,19 @@ void Engine::UbatchRows::clear() {
   visible.clear(), windowed.clear(), sequences.clear(), windowed_sequences.clear();
 }
 
+void Engine::fill_rope_tables() {
+  UbatchRows& u = ubatch_;
+  u.tables.resize(ropes_.size());
+  u.block_tables.resize(ropes_.size());
+  for (size_t i = 0; i < ropes_.size(); ++i) {
+    u.tables[i] = rope_tables_[i].fill(ropes_[i], u.rope_positions);
+    u.block_tables[i] = block_rope_tables_[i].fill(ropes_[i], u.block_positions);
+  }
+}
+
 void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden, int32_t kept_rows) {
   auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, windowed_sequences,
          tables, block_tables] = ubatch_;
-  tables.resize(ropes_.size());
-  block_tables.resize(ropes_.size());
   const int32_t window = model_->text().sliding_window(), block = model_->text().block_tokens();
   for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
     const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
@@ -175,10 +183,7 @@ void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden, int32
       for (SequenceRows& sequence : windowed_sequences)
         sequence.pages = window_memory_->pages(ubatch[static_cast<size_t>(sequence.rows.begin)].sequence);
     const Rows windowed_rows{tokens, positions, positions, windowed, windowed_sequences};
-    for (size_t i = 0; i < ropes_.size(); ++i) {
-      tables[i] = rope_tables_[i].fill(ropes_[i], rope_positions);
-      block_tables[i] = block_rope_tables_[i].fill(ropes_[i], block_positions);
-    }
+    fill_rope_tables();
     const Tensor hidden =
         ranks_->forward({ubatch_rows, windowed_rows, tables, block_tables, outputs, begin == 0 ? kept_rows : 0},
                         ubatch_rows.count() <= kDecodeRows);

@@ -238,6 +238,8 @@ class Engine {
   StateIdentity state_identity() const;
   void step_once(std::span<const SequenceWork> work, std::vector<StepOutput>& outputs);
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
+  // The angles of ubatch_, for its positions.
+  void fill_rope_tables();
   // Computes rows (grouped by sequence, indices ascending) in ubatches. Of the first kept_rows, which are in the first
   // one, recurrent layers keep their inputs.
   void forward(std::span<const Row> rows, const OnHidden& on_hidden, int32_t kept_rows = 0);

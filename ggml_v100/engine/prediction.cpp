@@ -30,8 +30,6 @@ void Engine::predict(std::span<const PredictionWork> work, const OnPrediction& o
   std::vector<int32_t> before;
   for (int32_t step = 0; !items.empty(); ++step) {
     u.clear();
-    u.tables.resize(ropes_.size());
-    u.block_tables.resize(ropes_.size());
     before.clear();
     for (const Item& item : items) {
       const auto row = static_cast<int32_t>(u.tokens.size());
@@ -45,10 +43,7 @@ void Engine::predict(std::span<const PredictionWork> work, const OnPrediction& o
       u.visible.push_back({0, item.place + 1});
       if (step > 0) before.push_back(item.row);
     }
-    for (size_t i = 0; i < ropes_.size(); ++i) {
-      u.tables[i] = rope_tables_[i].fill(ropes_[i], u.rope_positions);
-      u.block_tables[i] = block_rope_tables_[i].fill(ropes_[i], u.block_positions);
-    }
+    fill_rope_tables();
     const Rows rows{u.tokens, u.positions, u.positions, u.visible, u.sequences};
     ranks_->predict({rows, rows, u.tables, u.block_tables, {}}, before);
     const Tensor logits = ranks_->logits();

@@ -5,6 +5,7 @@
 #include "engine/borrowed_pages.h"
 #include "engine/engine.h"
 #include "model/dflash.h"
+#include "sampling/row_scan.h"
 
 namespace v100 {
 
@@ -33,8 +34,6 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
 
   auto& u = ubatch_;
   u.clear();
-  u.tables.resize(ropes_.size());
-  u.block_tables.resize(ropes_.size());
   for (const BlockWork& w : work) {
     const auto row = static_cast<int32_t>(u.tokens.size());
     const int32_t n = memory_.length(w.sequence) - block_rows;
@@ -51,10 +50,7 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
       if (j > 0) u.outputs.push_back(row + j);
     }
   }
-  for (size_t i = 0; i < ropes_.size(); ++i) {
-    u.tables[i] = rope_tables_[i].fill(ropes_[i], u.rope_positions);
-    u.block_tables[i] = block_rope_tables_[i].fill(ropes_[i], u.block_positions);
-  }
+  fill_rope_tables();
   const Rows rows{u.tokens, u.positions, u.positions, u.visible, u.sequences};
   const Rows windowed{u.tokens, u.positions, u.positions, u.windowed, u.windowed_sequences};
   std::vector<DraftLattice> lattices;
@@ -66,12 +62,21 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
     const Tensor logits = rank.text().block_head(ops, states);
     std::vector<float> values(static_cast<size_t>(logits.size()));
     ops.read(logits, values);
+    const int32_t k = drafter->candidates(logits.features);
+    std::vector<Candidate> chosen;
+    std::vector<int32_t> ids;
+    std::vector<float> of_ids;
     for (size_t i = 0; i < work.size(); ++i) {
       const auto first = static_cast<int32_t>(i) * n_draft;
-      const auto width = static_cast<size_t>(logits.features);
-      lattices.push_back(drafter->lattice(
-          ops, work[i].last, {states.row(first), n_draft, states.features},
-          std::span(values).subspan(static_cast<size_t>(first) * width, static_cast<size_t>(n_draft) * width)));
+      ids.clear(), of_ids.clear();
+      for (int32_t t = first; t < first + n_draft; ++t) {
+        const auto width = static_cast<size_t>(logits.features);
+        select_first_of_untrusted(std::span(values).subspan(static_cast<size_t>(t) * width, width),
+                                  static_cast<size_t>(k), chosen);
+        for (const Candidate& c : chosen) ids.push_back(c.token), of_ids.push_back(c.logit);
+      }
+      lattices.push_back(
+          drafter->lattice(ops, work[i].last, {states.row(first), n_draft, states.features}, ids, of_ids));
     }
   });
   return lattices;

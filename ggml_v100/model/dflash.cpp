@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+#include <functional>
 
 #include "base/error.h"
 #include "base/math.h"
@@ -32,18 +32,6 @@ std::vector<int32_t> read_target_layers(const Metadata& metadata, const Keys& ke
 }
 
 constexpr int32_t kCandidates = 10;  // of DFlash, which does not say
-
-// The likeliest entries of a row, by falling logit, of equal ones the lower first.
-void choose_candidates(std::span<const float> logits, std::span<int32_t> chosen) {
-  std::vector<int32_t> ids(logits.size());
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i);
-  const auto is_before = [&](int32_t a, int32_t b) {
-    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
-    return x > y || (x == y && a < b);
-  };
-  std::partial_sort(ids.begin(), ids.begin() + static_cast<ptrdiff_t>(chosen.size()), ids.end(), is_before);
-  std::copy_n(ids.begin(), chosen.size(), chosen.begin());
-}
 
 }  // namespace
 
@@ -235,24 +223,24 @@ Tensor DFlash::states(Ops& ops, Tensor embedded, const Rows& rows, const Rows& w
   return ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
 }
 
-DraftLattice DFlash::lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const float> logits) const {
-  const int32_t n = states.rows;
-  const size_t width = logits.size() / static_cast<size_t>(n);
-  const int32_t k = std::min(selector_ ? selector_->candidates : kCandidates, static_cast<int32_t>(width));
-  DraftLattice lattice{n, k, std::vector<int32_t>(static_cast<size_t>(n * k)),
-                       std::vector<float>(static_cast<size_t>(n) * static_cast<size_t>(k * k))};
-  for (int32_t t = 0; t < n; ++t) {
-    const auto row = logits.subspan(static_cast<size_t>(t) * width, width);
-    const auto chosen = std::span(lattice.tokens).subspan(static_cast<size_t>(t * k), static_cast<size_t>(k));
-    choose_candidates(row, chosen);
-    for (int32_t j = 0; j < k; ++j) {
-      float score = row[static_cast<size_t>(chosen[static_cast<size_t>(j)])] * logit_scale_;
-      if (logit_cap_ > 0.0f) score = logit_cap_ * std::tanh(score / logit_cap_);
-      for (int32_t i = 0; i < k; ++i) lattice.scores[static_cast<size_t>((t * k + i) * k + j)] = score;
-    }
-    if (!draft_tokens_.empty())
-      for (int32_t& token : chosen) token = draft_tokens_[static_cast<size_t>(token)];
+int32_t DFlash::candidates(int32_t width) const {
+  return std::min(selector_ ? selector_->candidates : kCandidates, width);
+}
+
+DraftLattice DFlash::lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const int32_t> ids,
+                             std::span<const float> logits) const {
+  const int32_t n = states.rows, k = static_cast<int32_t>(ids.size()) / n;
+  DraftLattice lattice{n, k, {ids.begin(), ids.end()}, {}};
+  if (!draft_tokens_.empty())
+    for (int32_t& token : lattice.tokens) token = draft_tokens_[static_cast<size_t>(token)];
+  std::vector<float> scores(logits.begin(), logits.end());  // [D, K]
+  for (float& score : scores) {
+    score *= logit_scale_;
+    if (logit_cap_ > 0.0f) score = logit_cap_ * std::tanh(score / logit_cap_);
   }
+  for (int32_t t = 0; t < n; ++t)
+    for (int32_t i = 0; i < k; ++i)
+      lattice.scores.insert(lattice.scores.end(), scores.begin() + t * k, scores.begin() + (t + 1) * k);
   if (selector_) add_transitions(ops, anchor, states, lattice);
   return lattice;
 }
@@ -273,14 +261,18 @@ void DFlash::add_transitions(Ops& ops, int32_t anchor, Tensor states, DraftLatti
   const std::vector<float> after = host(ops.embed(lattice.tokens, w.after));  // [D K, R]
   const std::vector<float> hidden = host(ops.linear(states, w.hidden));       // [D, R]
   const auto row = [rank](const std::vector<float>& x, int32_t i) { return x.data() + int64_t{i} * rank; };
+  std::vector<float> pair(static_cast<size_t>(rank));  // A[a] g_t
   for (int32_t t = 0; t < lattice.rows; ++t)
-    for (int32_t i = 0; i < k; ++i)
+    for (int32_t i = 0; i < k; ++i) {
+      const float *a = row(before, t == 0 ? 0 : 1 + (t - 1) * k + i), *g = row(hidden, t);
+      std::transform(a, a + rank, g, pair.begin(), std::multiplies<>());
       for (int32_t j = 0; j < k; ++j) {
-        const float *a = row(before, t == 0 ? 0 : 1 + (t - 1) * k + i), *g = row(hidden, t), *b = row(after, t * k + j);
+        const float* b = row(after, t * k + j);
         float sum = 0;
-        for (int32_t r = 0; r < rank; ++r) sum = std::fma(a[r] * g[r], b[r], sum);
+        for (size_t r = 0; r < pair.size(); ++r) sum = std::fma(pair[r], b[r], sum);
         lattice.scores[static_cast<size_t>((t * k + i) * k + j)] += sum;
       }
+    }
 }
 
 }  // namespace v100

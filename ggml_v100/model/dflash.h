@@ -71,8 +71,12 @@ class DFlash {
                 std::span<const KvLayer> kv, const RopeTable& rope) const;
   // kv indices that row j of a block sees when n tokens were taken in.
   RowRange visible(int32_t n, int32_t j, int32_t block_rows, bool is_windowed) const;
-  // states [D, E] of the rows after an anchor, and their logits by the output matrix in use.
-  DraftLattice lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const float> logits) const;
+  // K, of logits of so many tokens.
+  int32_t candidates(int32_t width) const;
+  // states [D, E] of the rows after an anchor; ids and logits [D, K]: the first candidates of each row of their logits by
+  // the output matrix in use, by falling logit, of equal ones the lower id first.
+  DraftLattice lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const int32_t> ids,
+                       std::span<const float> logits) const;
 
  private:
   struct Block {

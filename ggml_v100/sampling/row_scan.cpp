@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -181,6 +182,16 @@ void select_first(std::span<const float> row, size_t k, std::vector<Candidate>& 
       });
   if (k < out.size()) cut();
   sort_candidates(out);
+}
+
+void select_first_of_untrusted(std::span<const float> row, size_t k, std::vector<Candidate>& out) {
+  std::vector<float> defined;  // stays empty for almost every row
+  const auto replace = [&](size_t i) {
+    if (defined.empty()) defined.assign(row.begin(), row.end());
+    defined[i] = -kInfinity;
+  };
+  visit_rare(row, 0, [](FloatLanes x) { return x != x; }, [](float x) { return std::isnan(x); }, replace);
+  select_first(defined.empty() ? row : defined, k, out);
 }
 
 void sort_candidates(std::vector<Candidate>& candidates) {

@@ -34,6 +34,9 @@ void append_at_least(std::span<const float> row, float threshold, std::vector<Ca
 // out := the min(k, size) first candidates in order. One pass with a rising threshold, no sort of the row.
 void select_first(std::span<const float> row, size_t k, std::vector<Candidate>& out);
 
+// The same for untrusted rows: NaN counts as -inf.
+void select_first_of_untrusted(std::span<const float> row, size_t k, std::vector<Candidate>& out);
+
 // Puts candidates in order. Long lists take a radix sort.
 void sort_candidates(std::vector<Candidate>& candidates);
 

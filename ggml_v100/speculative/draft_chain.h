@@ -2,11 +2,8 @@
 // multi-token prediction have in common.
 #pragma once
 
-#include <map>
-#include <optional>
-#include <random>
-
 #include "speculative/drafter.h"
+#include "speculative/drawing.h"
 
 namespace v100 {
 
@@ -26,8 +23,8 @@ class DraftChain {
 
   const DraftChainParams& params() const { return params_; }
   // A generation begins: equal requests shall draw equal drafts.
-  void begin(int32_t sequence) { generators_.erase(sequence); }
-  void forget(int32_t sequence) { generators_.erase(sequence); }
+  void begin(int32_t sequence) { numbers_.forget(sequence); }
+  void forget(int32_t sequence) { numbers_.forget(sequence); }
   // Whether a draft may go on: shorter than n_max and than the request wants.
   bool has_room(const DraftRequest& request, const Draft& draft) const;
   // Adds a token, chosen by the logits after the last one, [vocabulary of the drafter]; n_vocab: of the target. False when
@@ -37,13 +34,8 @@ class DraftChain {
   void finish(Draft& draft) const;
 
  private:
-  struct Generator {
-    uint32_t seed;
-    std::mt19937 numbers;
-  };
-
   DraftChainParams params_;
-  std::map<int32_t, Generator> generators_;  // of each sequence
+  DraftNumbers numbers_{0x85ebca6bu};
 };
 
 }  // namespace v100

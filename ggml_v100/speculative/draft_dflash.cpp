@@ -3,32 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
 
 namespace v100 {
-
-namespace {
-
-// Drafts and their verification must not use the same random numbers: the sampler's generator has the seed itself.
-constexpr uint32_t kLatticeSeed = 0x9e3779b9u;
-
-// Of the scores at a temperature.
-std::vector<float> softmax(std::span<const float> scores, float temperature) {
-  const double largest = *std::max_element(scores.begin(), scores.end());
-  std::vector<double> weights;
-  double sum = 0;
-  for (const float score : scores) {
-    weights.push_back(std::exp((static_cast<double>(score) - largest) / static_cast<double>(temperature)));
-    sum += weights.back();
-  }
-  std::vector<float> shares;
-  for (const double weight : weights) shares.push_back(static_cast<float>(weight / sum));
-  return shares;
-}
-
-}  // namespace
 
 DraftDFlash::DraftDFlash(std::shared_ptr<Engine> target, const DraftChainParams& params)
     : target_(std::move(target)), params_(params) {
@@ -43,14 +23,6 @@ DraftDFlash::DraftDFlash(std::shared_ptr<Engine> target, const DraftChainParams&
                           std::to_string(params_.n_max + 1) + " rows");
 }
 
-std::mt19937& DraftDFlash::generator(const DraftRequest& request) {
-  const uint32_t seed = request.seed ^ kLatticeSeed;
-  const auto found = generators_.find(request.sequence);
-  if (found == generators_.end() || found->second.seed != seed)
-    generators_.insert_or_assign(request.sequence, Generator{seed, std::mt19937(seed)});
-  return generators_.at(request.sequence).numbers;
-}
-
 Draft DraftDFlash::walk(const DraftRequest& request, const DraftLattice& lattice) {
   const bool draws = draws_ && request.temperature > 0.0f;
   Draft draft;
@@ -58,25 +30,22 @@ Draft DraftDFlash::walk(const DraftRequest& request, const DraftLattice& lattice
   for (int32_t row = 0; row < lattice.rows; ++row) {
     const std::span<const float> scores = lattice.after(row, at);
     if (!std::all_of(scores.begin(), scores.end(), [](float score) { return std::isfinite(score); })) break;
-    const std::vector<float> shares = softmax(scores, draws ? request.temperature : 1.0f);
-    const auto best = std::max_element(scores.begin(), scores.end()) - scores.begin();
+    Proposal shares;
+    for (int32_t j = 0; j < lattice.candidates; ++j)
+      shares.push_back({lattice.token(row, j), scores[static_cast<size_t>(j)]});
+    shares = softmax(std::move(shares), draws ? request.temperature : 1.0f);
+    at = static_cast<int32_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
     // The cut looks at the distribution, never at what is drawn from it: else the text's distribution would change.
-    if (shares[static_cast<size_t>(best)] < params_.p_min) break;
-    at = static_cast<int32_t>(best);
+    if (shares[static_cast<size_t>(at)].value < params_.p_min) break;
     if (draws) {
-      const float uniform = static_cast<float>(generator(request)() >> 8) * 0x1p-24f;
+      const float uniform = static_cast<float>(numbers_.next(request.sequence, request.seed) >> 8) * 0x1p-24f;
       float reached = 0;
-      Proposal proposal;
-      bool is_drawn = false;
-      for (int32_t j = 0; j < lattice.candidates; ++j) {
-        const float share = shares[static_cast<size_t>(j)];
-        proposal.push_back({lattice.token(row, j), share});
+      for (int32_t j = 0; j < lattice.candidates && reached <= uniform; ++j) {
+        const float share = shares[static_cast<size_t>(j)].value;
+        if (share > 0.0f) at = j;
         reached += share;
-        if (is_drawn || share == 0.0f) continue;
-        at = j;
-        is_drawn = reached > uniform;
       }
-      draft.proposals.push_back(std::move(proposal));
+      draft.proposals.push_back(std::move(shares));
     }
     draft.tokens.push_back(lattice.token(row, at));
   }

@@ -5,9 +5,7 @@
 // temperature, drawn in proportion to exp(score / temperature).
 #pragma once
 
-#include <map>
 #include <memory>
-#include <random>
 
 #include "engine/engine.h"
 #include "speculative/draft_chain.h"
@@ -21,23 +19,17 @@ class DraftDFlash final : public Drafter {
   DraftDFlash(std::shared_ptr<Engine> target, const DraftChainParams& params);
   std::string_view name() const override { return "draft-dflash"; }
   int32_t longest() const override { return params_.n_max; }
-  void begin(int32_t sequence, std::span<const int32_t>) override { generators_.erase(sequence); }
+  void begin(int32_t sequence, std::span<const int32_t>) override { numbers_.forget(sequence); }
   void draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) override;
-  void forget(int32_t sequence) override { generators_.erase(sequence); }
+  void forget(int32_t sequence) override { numbers_.forget(sequence); }
 
  private:
-  struct Generator {
-    uint32_t seed;
-    std::mt19937 numbers;
-  };
-
   Draft walk(const DraftRequest& request, const DraftLattice& lattice);
-  std::mt19937& generator(const DraftRequest& request);
 
   std::shared_ptr<Engine> target_;
   DraftChainParams params_;
   bool draws_ = false;
-  std::map<int32_t, Generator> generators_;  // of each sequence
+  DraftNumbers numbers_{0x9e3779b9u};
 };
 
 }  // namespace v100

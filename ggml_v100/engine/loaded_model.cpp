@@ -23,19 +23,12 @@ std::unique_ptr<Backend> create_backend(const std::string& isa) {
   return create_cpu_backend(isa == "auto" ? available_cpu_instruction_sets().back() : isa);
 }
 
-// Names, types and shapes of all tensors and the first bytes of each: another quantisation or fine-tune differs there.
 uint64_t identify(const GgufFile& file, const Backend& backend, const Placement& placement) {
   constexpr size_t kSampleBytes = 256;
   Fnv1a hash;
   hash.add(backend.name());
   if (placement.ranks() > 1) hash.add(placement.text());
-  for (const GgufTensor& tensor : file.tensors()) {
-    hash.add(tensor.name);
-    hash.add(&tensor.type, sizeof tensor.type);
-    hash.add(tensor.ne, sizeof tensor.ne);
-    const auto data = file.data(tensor);
-    hash.add(data.data(), std::min(data.size(), kSampleBytes));
-  }
+  add_tensors(hash, file, kSampleBytes);
   return hash.value();
 }
 
@@ -55,6 +48,16 @@ std::string size_text(int64_t n_params) {
 }
 
 }  // namespace
+
+void add_tensors(Fnv1a& hash, const GgufFile& file, size_t sample_bytes) {
+  for (const GgufTensor& tensor : file.tensors()) {
+    hash.add(tensor.name);
+    hash.add(&tensor.type, sizeof tensor.type);
+    hash.add(tensor.ne, sizeof tensor.ne);
+    const auto data = file.data(tensor);
+    hash.add(data.data(), std::min(data.size(), sample_bytes));
+  }
+}
 
 LoadedModel::LoadedModel(const ModelParams& params)
     : file_(GgufFile::open(params.path)), metadata_(file_, params.kv_overrides), placement_(params.placement) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/hash.h"
 #include "gguf/metadata.h"
 #include "model/model.h"
 #include "ops/ops.h"
@@ -62,6 +63,10 @@ class LoadedModel {
   uint64_t size_bytes_ = 0;
   uint64_t fingerprint_ = 0;
 };
+
+// What tells files apart: names, types and shapes of all tensors and the first bytes of each, where another quantisation or
+// fine-tune differs.
+void add_tensors(Fnv1a& hash, const GgufFile& file, size_t sample_bytes);
 
 // "reference", then the CPU instruction sets of this machine, best last.
 std::vector<std::string> available_isas();

@@ -161,13 +161,7 @@ uint64_t identify(const GgufFile& file, float alpha) {
   constexpr size_t kSampleBytes = 4096;
   Fnv1a hash;
   hash.add(&alpha, sizeof alpha);
-  for (const GgufTensor& tensor : file.tensors()) {
-    hash.add(tensor.name);
-    hash.add(&tensor.type, sizeof tensor.type);
-    hash.add(tensor.ne, sizeof tensor.ne);
-    const auto data = file.data(tensor);
-    hash.add(data.data(), std::min(data.size(), kSampleBytes));
-  }
+  add_tensors(hash, file, kSampleBytes);
   return hash.value();
 }
 

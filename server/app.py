@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -107,6 +108,26 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return error_response(NotFound())
 
 
+def framed(
+    settings: ServerSettings, routes: Sequence[BaseRoute], lifespan: Any, before_keys: Sequence[Middleware] = ()
+) -> Starlette:
+    """The application of a server or a router: what surrounds every route. before_keys: asked before keys are."""
+    app = Starlette(
+        routes=routes,
+        middleware=[
+            Middleware(CorsMiddleware, settings=settings),
+            *before_keys,
+            Middleware(ApiKeyMiddleware, settings=settings),
+            Middleware(BodyLimitMiddleware),
+            Middleware(ErrorMiddleware),
+        ],
+        exception_handlers={HTTPException: _not_found},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
 def create_app(state: ServerState) -> Starlette:
     settings = state.settings
 
@@ -123,18 +144,6 @@ def create_app(state: ServerState) -> Starlette:
     routes += [*disabled_routes(settings), *vertex_routes(settings, ROUTES)]
     if settings.static_path:
         routes.append(Mount(prefix, StaticPages(settings.static_path)))
-    app = Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(CorsMiddleware, settings=settings),
-            Middleware(ReadinessMiddleware, state=state),
-            Middleware(ApiKeyMiddleware, settings=settings),
-            Middleware(BodyLimitMiddleware),
-            Middleware(ErrorMiddleware),
-        ],
-        exception_handlers={HTTPException: _not_found},
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False
+    app = framed(settings, routes, lifespan, [Middleware(ReadinessMiddleware, state=state)])
     app.state.server = state
     return app

@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
@@ -19,11 +17,10 @@ from starlette.routing import BaseRoute, Mount, Route
 from pyllama.download.model_options import ModelSource
 from pyllama.server.api import cors_proxy
 from pyllama.server.api.info import health
-from pyllama.server.app import ROUTE_PATHS, ROUTES, disabled_routes
+from pyllama.server.app import ROUTE_PATHS, ROUTES, disabled_routes, framed
 from pyllama.server.errors import InvalidRequest, NotFound, ServerFault
 from pyllama.server.generation_params import settings_json
-from pyllama.server.middleware import ApiKeyMiddleware, BodyLimitMiddleware, CorsMiddleware, ErrorMiddleware
-from pyllama.server.responses import error_response, json_response, read_object
+from pyllama.server.responses import json_response, read_object
 from pyllama.server.router import streams
 from pyllama.server.router.catalog import Sources, upper_quant
 from pyllama.server.router.downloads import Downloads
@@ -270,10 +267,6 @@ OWN_ROUTES = (
 ROUTER_PATHS = ROUTE_PATHS | {path for _, path, _ in OWN_ROUTES}
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
-    return error_response(NotFound())
-
-
 def create_router_app(state: RouterState) -> Starlette:
     settings = state.settings
 
@@ -290,17 +283,6 @@ def create_router_app(state: RouterState) -> Starlette:
         routes.append(Mount(prefix, PagesFirst(StaticPages(settings.static_path), state.forwarder)))
     else:
         routes += [Route(prefix + "/", no_page), Route(prefix + "/{path:path}", state.forwarder)]
-    app = Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(CorsMiddleware, settings=settings),
-            Middleware(ApiKeyMiddleware, settings=settings),
-            Middleware(BodyLimitMiddleware),
-            Middleware(ErrorMiddleware),
-        ],
-        exception_handlers={HTTPException: _not_found},
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False
+    app = framed(settings, routes, lifespan)
     app.state.server = state
     return app

@@ -445,6 +445,13 @@ def completion_chunk(
 
 
 def chat_response(request: CompletionRequest, collected: Collected) -> ChatCompletion:
+    message = {"role": "assistant", "content": collected.text}
+    return response_of_message(request, collected, message, collected.finish_reason)
+
+
+def response_of_message(
+    request: CompletionRequest, collected: Collected, message: Any, finish_reason: ChatFinishReason
+) -> ChatCompletion:
     return ChatCompletion(
         id="chat" + request.id,
         object="chat.completion",
@@ -453,9 +460,9 @@ def chat_response(request: CompletionRequest, collected: Collected) -> ChatCompl
         choices=[
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": collected.text},
+                "message": message,
                 "logprobs": None if request.n_probs is None else chat_logprobs(collected.records),
-                "finish_reason": collected.finish_reason,
+                "finish_reason": finish_reason,
             }
         ],
         usage=usage_of(request, collected),

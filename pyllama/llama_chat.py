@@ -23,8 +23,7 @@ from pyllama.completion import (
     TextDelta,
     TokenText,
     chat_chunk,
-    chat_logprobs,
-    usage_of,
+    response_of_message,
     with_plain_content,
 )
 from pyllama.completion_types import ChatCompletion, ChatCompletionChunk, ChatFinishReason
@@ -264,21 +263,7 @@ def shaped_response(request: CompletionRequest, collected: Collected, shape: Ans
     message: Any = answer.message()
     if answer.has_calls and not message["content"]:
         message["content"] = None
-    return ChatCompletion(
-        id="chat" + request.id,
-        object="chat.completion",
-        created=request.created,
-        model=request.model,
-        choices=[
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None if request.n_probs is None else chat_logprobs(collected.records),
-                "finish_reason": _reason(answer, collected.finish_reason),
-            }
-        ],
-        usage=usage_of(request, collected),
-    )
+    return response_of_message(request, collected, message, _reason(answer, collected.finish_reason))
 
 
 def shaped_chunks(

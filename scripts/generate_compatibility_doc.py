@@ -7,16 +7,16 @@ the router. With --check nothing is written; exit code 1 when the file differs f
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from generated_page import ROOT, write_or_check
+
 sys.path.insert(0, str(ROOT))
 
-from pyllama.options.document import GROUPS  # noqa: E402
-from pyllama.options.environment import VARIABLES  # noqa: E402
-from pyllama.options.table import Option, gone_options, options_of  # noqa: E402
-from pyllama.server.body_fields import GENERATION, BodyField  # noqa: E402
-from pyllama.server.endpoints import ENDPOINTS, Endpoint  # noqa: E402
+from pyllama.options.document import GROUPS
+from pyllama.options.environment import VARIABLES
+from pyllama.options.table import Option, gone_options, options_of
+from pyllama.server.body_fields import GENERATION, BodyField
+from pyllama.server.endpoints import ENDPOINTS, Endpoint
 
 PAGE = ROOT / "docs" / "compatibility.md"
 
@@ -151,21 +151,5 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def main() -> int:
-    text = compatibility_document()
-    if "--check" in sys.argv[1:]:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-        if current == text:
-            return 0
-        print(
-            f"{PAGE.relative_to(ROOT)} is not up to date; run python scripts/generate_compatibility_doc.py",
-            file=sys.stderr,
-        )
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, compatibility_document(), "generate_compatibility_doc.py"))

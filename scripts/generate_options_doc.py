@@ -4,30 +4,15 @@ With --check nothing is written; exit code 1 when the file differs from what the
 """
 
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from generated_page import ROOT, write_or_check
+
 sys.path.insert(0, str(ROOT))
 
-from pyllama.options.document import options_document  # noqa: E402
+from pyllama.options.document import options_document
 
 PAGE = ROOT / "docs" / "options.md"
 
 
-def main() -> int:
-    text = options_document()
-    if "--check" in sys.argv[1:]:
-        current = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-        if current == text:
-            return 0
-        print(
-            f"{PAGE.relative_to(ROOT)} is not up to date; run python scripts/generate_options_doc.py", file=sys.stderr
-        )
-        return 1
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, options_document(), "generate_options_doc.py"))

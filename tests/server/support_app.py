@@ -43,6 +43,19 @@ FACTS = {
     "ftype": "F32",
 }
 
+# With calls of tools. Ends the prompt with ^, after which the fake engine says what the test wants.
+CALLING_TEMPLATE = """\
+{%- if tools -%}{%- for tool in tools -%}{{- tool.function | tojson ~ '\\n' -}}{%- endfor -%}{%- endif -%}
+{%- for m in messages -%}
+    {{- m.role ~ ': ' ~ (m.content or '') -}}
+    {%- for call in m.tool_calls or [] -%}
+        {{- '<tool_call>' ~ call.function.name ~ ' ' ~ call.function.arguments | tojson ~ '</tool_call>' -}}
+    {%- endfor -%}
+    {{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'assistant^' -}}{%- endif -%}
+"""
+
 # Leaves it to the model to begin a thinking block.
 THINKING_TEMPLATE = """\
 {%- for m in messages -%}

@@ -20,22 +20,11 @@ import pytest
 from fake_engine import forced_text
 from pydantic import BaseModel, Field
 from real_process import ServerProcess
+from support_app import CALLING_TEMPLATE
 
 Listen = Callable[..., Any]
 
-# Ends the prompt with ^, after which the fake engine says what the test wants.
-TEMPLATE = """\
-{%- if tools -%}{%- for tool in tools -%}{{- tool.function | tojson ~ '\\n' -}}{%- endfor -%}{%- endif -%}
-{%- for m in messages -%}
-    {{- m.role ~ ': ' ~ (m.content or '') -}}
-    {%- for call in m.tool_calls or [] -%}
-        {{- '<tool_call>' ~ call.function.name ~ ' ' ~ call.function.arguments | tojson ~ '</tool_call>' -}}
-    {%- endfor -%}
-    {{- '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- 'assistant^' -}}{%- endif -%}
-"""
-THINKING = TEMPLATE + "{# <think> </think> #}"
+THINKING = CALLING_TEMPLATE + "{# <think> </think> #}"
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 QUESTION: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
 
@@ -47,7 +36,7 @@ class Weather(BaseModel):
     days: int
 
 
-def saying(listen: Listen, text: str, template: str = TEMPLATE, **options: Any) -> Any:
+def saying(listen: Listen, text: str, template: str = CALLING_TEMPLATE, **options: Any) -> Any:
     engine = {"next_token": forced_text(text.encode(), after=b"^"), **options.pop("engine", {})}
     return listen(template=template, engine=engine, n_ctx=4096, n_slots=2, **options)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_engine import forced_text
+from support_app import CALLING_TEMPLATE
 
 from pyllama.chat.tool_calls import ToolCall, call_reader
 from pyllama.chat.tool_sets import ToolSet, ToolStyle, style_of_template, tool_schemas
@@ -199,17 +200,7 @@ def test_the_template_says_how_calls_are_written(source: str, style: ToolStyle |
     assert style_of_template(source) is style
 
 
-HERMES = """\
-{%- if tools -%}{%- for tool in tools -%}{{- tool.function | tojson ~ '\\n' -}}{%- endfor -%}{%- endif -%}
-{%- for m in messages -%}
-    {{- m.role ~ ': ' ~ (m.content or '') -}}
-    {%- for call in m.tool_calls or [] -%}
-        {{- '<tool_call>' ~ call.function.name ~ ' ' ~ call.function.arguments | tojson ~ '</tool_call>' -}}
-    {%- endfor -%}
-    {{- '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- 'assistant^' -}}{%- endif -%}
-"""
+HERMES = CALLING_TEMPLATE
 QWEN = HERMES.replace("call.function.name ~ ' '", "'<function=' ~ call.function.name ~ '>'")
 LLAMA3 = HERMES.replace("<tool_call>", "<|python_tag|>").replace("</tool_call>", "")
 THINKING = HERMES.replace(

@@ -57,7 +57,7 @@ class Index:
     def expected_keys(self, sequence: int) -> NDArray[np.float64]:
         n = LENGTHS[sequence] // self.block
         tokens = rounded(self.raw[sequence][:, 0], self.cache.kinds[1])[: n * self.block]
-        mean = tokens.reshape(n, self.block, -1).mean(axis=1)
+        mean = tokens.reshape(n, self.block, self.head_dim).mean(axis=1)
         key = mean / np.sqrt((mean**2).mean(axis=-1, keepdims=True) + EPS) * self.weight
         a, b = key[:, : self.pairs].copy(), key[:, self.pairs : 2 * self.pairs].copy()
         c, s = np.cos(self.angles[sequence]), np.sin(self.angles[sequence])
@@ -79,7 +79,7 @@ def test_a_block_has_the_normed_and_rotated_mean_of_its_tokens(
         expected = index.expected_keys(sequence)
         # Half a step of f16; of codes half a step (q4_0: a whole one at the far end) and the rounding of their scale.
         step = {"f16": 2.0**-11, "q8_0": 1 / 254 + 2.0**-11, "q4_0": 1 / 8 + 2.0**-11}[kind]
-        size = np.abs(expected) if kind == "f16" else np.abs(expected).reshape(len(expected), -1, 32).max(axis=-1)
+        size = np.abs(expected) if kind == "f16" else np.abs(expected).reshape(-1, head_dim // 32, 32).max(axis=-1)
         size = size if kind == "f16" else np.repeat(size, 32, axis=-1)
         assert (np.abs(keys[:, 0] - expected) <= size * step * 1.01 + 2e-6).all()
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ int code_q4_0(float x, float& scale) {
   const float largest = warp_max(fabsf(x));
   const int first = __ffs(static_cast<int>(__ballot_sync(kAllLanes, fabsf(x) == largest))) - 1;
   const float extreme = __shfl_sync(kAllLanes, x, max(first, 0));  // max: a block of NaN has none
-  scale = __fdiv_rn(extreme, -8.0f);
+  scale = __fdiv_rn(extreme + 0.0f, -8.0f);                        // the same for both zeros
   const float inverse = scale != 0.0f ? __fdiv_rn(1.0f, scale) : 0.0f;
   return min(15, max(0, __float2int_rz(__fmaf_rn(x, inverse, 8.5f))));
 }

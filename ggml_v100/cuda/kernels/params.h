@@ -317,6 +317,35 @@ struct AttentionParams {
   float scale;
 };
 
+// Dynamic shared memory of sparse_attention_N, `heads` = N.
+constexpr int32_t sparse_shared_bytes(int32_t head_dim, int32_t heads) {
+  const int32_t blocks = (head_dim + 31) / 32;
+  return heads * (64 * blocks + 512 + 80) + 2048 + (8 / blocks - 1) * blocks * 1024;
+}
+
+// Tokens of a row that a partition of sparse_attention_N has.
+constexpr int32_t kSparsePartition = 256;
+
+// sparse_attention_N, N = 8, 16 or 32: the least with group <= N, or 32. Grid (rows, kv_heads * head_blocks, partitions), 256
+// threads; head_blocks: group over N, rounded up. Prompts: part_y is nullptr, partitions 1. Few rows: partitions at least
+// ((most + 1) * max(block, 4) + 255) / 256, then sparse_combine, grid (heads, rows), 256 threads. At most 256 features.
+struct SparseAttentionParams {
+  const float* q;             // [rows, heads * head_dim]
+  const int32_t* visible;     // [rows, 2]: kv indices [0, end) that the row sees if their blocks are chosen
+  const int32_t* sequence;    // [rows]
+  const int32_t* page_table;  // [sequences, most_pages]
+  const int32_t* count;       // [rows]: blocks chosen
+  const int32_t* blocks;      // [rows, most], ascending: tokens [block * b, block * (b + 1))
+  float* y;                   // [rows, heads * head_dim]; with part_y it is sparse_combine that writes it
+  float* part_y;              // [rows, heads, partitions, head_dim], not yet divided by the weight; or nullptr
+  float* part_weight;         // [rows, heads, partitions, 2]: largest score in powers of 2, sum of the weights
+  KvCache cache;
+  int32_t heads, most_pages;
+  int32_t block, most;  // block: a power of 2 from 2 to 256
+  int32_t partitions, head_blocks;
+  float scale;
+};
+
 // The gated delta net, one recurrent step per row (ops.h). No sequence may write a slot that another one reads.
 struct DeltaNetParams {
   const float* qkv;           // [rows, (2 key_heads + value_heads) * head_dim]

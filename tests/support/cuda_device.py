@@ -215,6 +215,11 @@ class Device:
         return float(np.median(times))
 
 
+def wide_grid(rows: int, features: int) -> tuple[int, int]:
+    """Grid of the kernels whose threads have four features of a row (wide_blocks of params.h)."""
+    return rows, -(-features // 1024)
+
+
 def linear_job(**fields: Any) -> ctypes.Structure:
     """A LinearJob; fields are numbers or Arrays."""
     values = {name: value.address if isinstance(value, Array) else value for name, value in fields.items()}

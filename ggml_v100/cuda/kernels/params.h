@@ -35,7 +35,26 @@ struct AddParams {
 struct ScaleParams {
   float* x;  // [n], in place
   int64_t n;
-  float factor;  // of scale; the cap of soft_cap
+  float factor;  // of scale and scaled_silu; the cap of soft_cap
+};
+
+// Kernels whose grid is (rows, wide_blocks(features)): a thread has four features of a row, 256 apart.
+constexpr int32_t wide_blocks(int32_t features) { return (features + 1023) / 1024; }
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct AddVectorParams {
+  float* x;             // [rows, features], in place
+  const float* vector;  // [features]
+  int32_t rows, features;
+};
+
+// x[indices[i]] = fma(factors[i], added[i], x[indices[i]]). Grid (rows, wide_blocks(features)), 256 threads.
+struct AddScaledRowsParams {
+  float* x;                // [*, features], in place
+  const float* added;      // [rows, features]
+  const int32_t* indices;  // [rows], all different
+  const float* factors;    // [rows]
+  int32_t rows, features;
 };
 
 // y = act(gate) * up.
@@ -80,6 +99,90 @@ struct GatherRowsParams {
   const int32_t* indices;  // [rows]
   float* y;                // [rows, features]
   int32_t rows, features;
+};
+
+// A rectangle of one tensor into another: place, copy, each half of concatenate, columns of a fused product. Grid
+// (rows, wide_blocks(columns)), 256 threads.
+struct CopyColumnsParams {
+  const float* x;  // row r at x + r * from_stride
+  float* y;        // row r at y + r * to_stride; the two do not overlap
+  int64_t from_stride, to_stride;
+  int32_t rows, columns;
+};
+
+// Grid any, 256 threads.
+struct FillParams {
+  float* x;  // [n]
+  int64_t n;
+  float value;
+};
+
+// Of each row the one before it in its sequence, or that of the record. No sequence may write a slot that another one reads.
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct PreviousRowsParams {
+  const float* x;             // [rows, features]
+  float* y;                   // [rows, features], not x
+  float* last;                // slot s at last + s * slot_values: [features]
+  const int32_t* sequence;    // [rows], ascending
+  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* state_from;  // [sequences], -1: zeros
+  const int32_t* state_to;    // [sequences], may be state_from; -1: nothing is written
+  int64_t slot_values;
+  int32_t rows, features;
+};
+
+// Residual streams: `features` are those of one stream; a row holds the streams side by side.
+//
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct RepeatStreamsParams {
+  const float* x;  // [rows, features]
+  float* y;        // [rows, streams, features]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, streams), 256 threads.
+struct NormStreamsParams {
+  const float* x;       // [rows, streams, features]
+  const float* weight;  // [streams, features]
+  float* y;             // [rows, streams, features], may be x
+  int32_t rows, features, streams;
+  float eps;
+};
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct MixStreamsParams {
+  const float* x;     // [rows, streams, features]
+  const float* gate;  // [rows, streams, features]
+  float* y;           // [rows, features]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct AddToStreamsParams {
+  float* x;             // [rows, streams, features], in place
+  const float* y;       // [rows, features]
+  const float* inject;  // [rows, streams]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, streams), 256 threads.
+struct GateMemoryParams {
+  const float* key;    // [rows, streams, features]
+  const float* query;  // [rows, streams, features]
+  const float* value;  // [rows, features]
+  float* y;            // [rows, streams, features], may be key or query
+  int32_t rows, features, streams;
+};
+
+// Row r belongs to block r / block_rows. Grid (rows, wide_blocks(features)), 256 threads.
+struct BlockConvParams {
+  const float* x;     // [rows, features]
+  const float* base;  // [2, taps, features]
+  const float* own;   // [rows, 2, taps, features / group]
+  float* y;           // [rows, features], not x
+  int32_t rows, features, taps, group;
+  int32_t place;  // 0 before, 1 after a layer
+  int32_t block_rows;
 };
 
 // Activations as an f16 panel: [K / 8][tiles][8 rows][8], so that the eight rows of a tile are 128 adjacent bytes and all

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::array<int32_t, 5> kHeadSizes{64, 80, 96, 128, 256};
 
+constexpr int32_t kMostIndexFeatures = 256;
+
 struct TypeEntry {
   QuantType type;
   KvType kernel_type;
@@ -40,17 +42,22 @@ KvCache cache_of(const KvShape& shape) {
   cache.type_v = kv_type(shape.type_v);
   cache.group = shape.group;
   cache.skew = shape.skew;
+  cache.block = shape.block;
   return cache;
 }
 
 }  // namespace
 
 size_t checked_page_bytes(const KvShape& shape) {
-  if (shape.block > 0) throw InvalidArgument("sparse attention has no CUDA kernels yet");
   if (shape.head_dim_k != shape.head_dim_v)
     throw InvalidArgument("keys of " + std::to_string(shape.head_dim_k) + " and values of " +
                           std::to_string(shape.head_dim_v) + " features cannot be on a CUDA device; expected the same");
-  if (std::find(kHeadSizes.begin(), kHeadSizes.end(), shape.head_dim_k) == kHeadSizes.end()) {
+  if (shape.block > 0) {
+    if (shape.head_dim_k > kMostIndexFeatures)
+      throw InvalidArgument("index keys of " + std::to_string(shape.head_dim_k) +
+                            " features cannot be on a CUDA device; expected at most " +
+                            std::to_string(kMostIndexFeatures));
+  } else if (std::find(kHeadSizes.begin(), kHeadSizes.end(), shape.head_dim_k) == kHeadSizes.end()) {
     std::string sizes;
     for (const int32_t size : kHeadSizes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
     throw InvalidArgument("heads of " + std::to_string(shape.head_dim_k) +

@@ -1,7 +1,7 @@
 // Ops on a CUDA device: each operation fills in the parameters of its kernels and writes the launches down (recorder.h).
 // Tensors, pages, states and vectors are device addresses that the host never reads through.
 //
-// One file per subject: ops.cpp (memory, row-wise operations, meeting points), ops_linear.cpp, ops_attention.cpp,
+// One file per subject: ops.cpp (memory, row-wise operations, meeting points), ops_linear.cpp, ops_attention.cpp, ops_sparse.cpp,
 // ops_recurrent.cpp, ops_experts.cpp, ops_streams.cpp.
 #pragma once
 
@@ -154,6 +154,7 @@ class CudaOps final : public Ops {
   Panel make_panel(Tensor x, int32_t first, int32_t rows);
 
   // --- attention ---
+  void append_rows(Tensor k, Tensor v, const RowTables& tables, const KvCache& cache);  // k without data: only v
   void attend_decode(Tensor q, const Rows& rows, RowRange part, const RowTables& tables, const KvCache& cache,
                      int32_t heads, float scale, Tensor y);
   void attend_prompt(Tensor q, const Rows& rows, RowRange part, const RowTables& tables, const KvCache& cache,

@@ -16,8 +16,7 @@ namespace v100::cuda {
 
 namespace {
 
-constexpr int32_t kMostDecodeRows = 64;  // of a sequence
-constexpr int32_t kPromptRows = 64;      // of a block
+constexpr int32_t kPromptRows = 64;  // of a block
 constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
 constexpr size_t kMostPartBytes = size_t{64} << 20;  // of the sums of partitions
 
@@ -30,27 +29,11 @@ int32_t partitions_for(std::span<const RowRange> visible) {
   return (partitions + step - 1) / step * step;
 }
 
-bool is_prompt(const SequenceRows& sequence) { return sequence.rows.size() > kMostDecodeRows; }
-
-// Rows of a sequence that lie in the part.
-RowRange common(RowRange a, RowRange b) {
-  const int32_t begin = std::max(a.begin, b.begin);
-  return {begin, std::max(begin, std::min(a.end, b.end))};
-}
-
-int32_t most_rows(const Rows& rows, RowRange part) {
-  int32_t most = 0;
-  for (const SequenceRows& sequence : rows.sequences) most = std::max(most, common(sequence.rows, part).size());
-  return most;
-}
-
 }  // namespace
 
-void CudaOps::kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) {
+void CudaOps::append_rows(Tensor k, Tensor v, const RowTables& t, const KvCache& cache) {
   constexpr int64_t kWarps = kThreads / 32;
-  const RowTables t = tables(rows);
-  const KvCache cache = kv_cache(layer);
-  const int64_t warps = int64_t{k.rows} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
+  const int64_t warps = int64_t{v.rows} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
   launch("kv_append", "kv_append", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
          KvAppendParams{.k = k.data,
                         .v = v.data,
@@ -58,11 +41,29 @@ void CudaOps::kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& lay
                         .sequence = t.sequence,
                         .page_table = t.page_table,
                         .cache = cache,
-                        .rows = k.rows,
+                        .rows = v.rows,
                         .most_pages = t.most_pages});
 }
 
-KeysValues CudaOps::kv_read(RowRange, std::span<const PageId>, const KvLayer&) { throw_missing("kv_read"); }
+void CudaOps::kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) {
+  append_rows(k, v, tables(rows), kv_cache(layer));
+}
+
+KeysValues CudaOps::kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) {
+  constexpr int64_t kWarps = kThreads / 32;
+  const KvCache cache = kv_cache(layer);
+  const int32_t features = cache.kv_heads * cache.head_dim;
+  const KeysValues read{create(indices.size(), features), create(indices.size(), features)};
+  const int64_t warps = int64_t{indices.size()} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
+  launch("kv_append", "kv_read", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
+         KvReadParams{.k = read.k.data,
+                      .v = read.v.data,
+                      .pages = bring(pages),
+                      .cache = cache,
+                      .rows = indices.size(),
+                      .first = indices.begin});
+  return read;
+}
 
 const int32_t* CudaOps::first_rows_of(const Rows& rows, RowRange part, const RowTables& t) {
   if (part.begin == 0 && part.end == t.rows) return t.first_row;
@@ -148,31 +149,12 @@ Tensor CudaOps::attention(Tensor q, const Rows& rows, const KvLayer& layer, int3
   const RowTables t = tables(rows);
   KvCache cache = kv_cache(layer);
   cache.group = layer.shape.group_of(heads);
-  // Runs of sequences that are attended to alike.
-  for (size_t begin = 0; begin < rows.sequences.size();) {
-    size_t end = begin + 1;
-    const bool prompt = is_prompt(rows.sequences[begin]);
-    while (end < rows.sequences.size() && is_prompt(rows.sequences[end]) == prompt) ++end;
-    const RowRange part{rows.sequences[begin].rows.begin, rows.sequences[end - 1].rows.end};
-    if (prompt)
-      attend_prompt(q, rows, part, t, cache, heads, scale, y);
+  for (const RowRun& run : runs_of(rows))
+    if (run.is_prompt)
+      attend_prompt(q, rows, run.rows, t, cache, heads, scale, y);
     else
-      attend_decode(q, rows, part, t, cache, heads, scale, y);
-    begin = end;
-  }
+      attend_decode(q, rows, run.rows, t, cache, heads, scale, y);
   return y;
-}
-
-void CudaOps::append_index(Tensor, const VectorWeight&, float, const RopeTable&, const Rows&, const KvLayer&) {
-  throw_missing("append_index");
-}
-
-BlockChoice CudaOps::choose_blocks(Tensor, const Rows&, const KvLayer&, int32_t, int32_t) {
-  throw_missing("choose_blocks");
-}
-
-Tensor CudaOps::sparse_attention(Tensor, const Rows&, const BlockChoice&, const KvLayer&, int32_t, float) {
-  throw_missing("sparse_attention");
 }
 
 }  // namespace v100::cuda

@@ -24,6 +24,29 @@ Counts counts_of(const Rows& rows) {
 
 }  // namespace
 
+std::vector<RowRun> runs_of(const Rows& rows) {
+  std::vector<RowRun> runs;
+  for (const SequenceRows& sequence : rows.sequences) {
+    const bool is_prompt = sequence.rows.size() > kMostDecodeRows;
+    if (runs.empty() || runs.back().is_prompt != is_prompt)
+      runs.push_back({sequence.rows, is_prompt});
+    else
+      runs.back().rows.end = sequence.rows.end;
+  }
+  return runs;
+}
+
+RowRange common(RowRange a, RowRange b) {
+  const int32_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+int32_t most_rows(const Rows& rows, RowRange part) {
+  int32_t most = 0;
+  for (const SequenceRows& sequence : rows.sequences) most = std::max(most, common(sequence.rows, part).size());
+  return most;
+}
+
 void write_row_tables(const Rows& rows, std::vector<int32_t>& contents) {
   const auto [n, sequences, pages] = counts_of(rows);
   contents.assign(4 * n + 3 * sequences + 1 + sequences * pages, 0);

@@ -35,7 +35,14 @@ def answers(llama: Llama) -> Iterator[Any]:
         for temperature in (0.0, 0.9):
             common: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 40}
             repeating = {"grammar": GRAMMAR, "logit_bias": {97: 5.0, 98: 5.0}, "logprobs": 1}
-            for more in (repeating, {}, {"logprobs": 2}, {"stop": ["e", "a"]}, {"repeat_penalty": 1.3}, {"max_tokens": 2}):
+            for more in (
+                repeating,
+                {},
+                {"logprobs": 2},
+                {"stop": ["e", "a"]},
+                {"repeat_penalty": 1.3},
+                {"max_tokens": 2},
+            ):
                 yield llama.create_completion(prompt, **{**common, **more})["choices"]
             yield "".join(
                 chunk["choices"][0]["text"] for chunk in llama.create_completion(prompt, stream=True, **common)

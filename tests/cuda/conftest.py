@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import compile_kernels
-from support import emulated_cuda
 from support.cuda_device import Device
 
 
@@ -28,6 +27,8 @@ def has_driver() -> bool:
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     if os.environ.get("EMULATED_CUDA", "0") != "0" or not has_driver():
+        from support import emulated_cuda
+
         try:
             folder = emulated_cuda.ensure_built()
         except emulated_cuda.NoCompilerError as error:

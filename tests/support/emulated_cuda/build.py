@@ -1,8 +1,8 @@
 """Compiles the kernels as C++ of this machine, and the driver library that runs them.
 
-A unit of units.json becomes a shared object: preprocessed with language.h before it, then what a host compiler does not
-know is replaced (`host_source`) and a table of its kernels is added. Everything is kept under its hash in a cache, so only
-what changed is compiled, and a header's comment changes nothing.
+A unit of units.json becomes a shared object: preprocessed with language.h before it, then what a host compiler does
+not know is replaced (`host_source`) and a table of its kernels is added. Everything is kept under its hash in a cache,
+so only what changed is compiled, and a header's comment changes nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from compile_kernels import KERNELS, MAGIC, Unit, read_units, sources_key
 from filelock import FileLock
+
+from compile_kernels import KERNELS, MAGIC, Unit, read_units, sources_key
 
 HERE = Path(__file__).resolve().parent
 LANGUAGE = ("language.h", "cuda_fp16.h", "executor.h")
@@ -33,7 +34,9 @@ KERNEL_FLAGS = (
     "-w",  # the kernels' warnings are those of their own compiler
 )  # fmt: skip
 DRIVER_FLAGS = (
-    "-std=c++20", "-O3", "-fPIC", "-fvisibility=default", "-Wall", "-Wextra", "-Werror", "-Wno-restrict", "-shared", "-pthread",
+    "-std=c++20", "-O3", "-fPIC", "-fvisibility=default", "-shared", "-pthread",
+    "-Wall", "-Wextra", "-Werror",
+    "-Wno-restrict",  # of gcc 12 in the sum of two strings, where there is nothing
     "-Wl,-soname,libcuda.so.1",
     "-Wl,-z,nodelete",  # its threads outlive whoever loaded it
 )  # fmt: skip

@@ -9,9 +9,9 @@ tables of docs/kernels.md. The last line is the verdict.
 Prediction: a warp's round of the main loop needs cycles of its sub-partition for tensor instructions, issue slots,
 arithmetic pipes, and of the SM's L1 and shared memory; where weights stream (linear.cu) also for bytes from DRAM (its
 share of the measured read ceiling), where they are used for many rows (linear_prompt.cu) for bytes from L2. The largest
-is the limit. A streaming kernel's time is the bytes' time times (limit / DRAM), a prompt kernel's rate that of the tensor
-cores times (tensor / limit). Latency is not part of it; for prompt kernels a second rate is given, which they reach if
-tensor instructions, other issue slots and shared memory do not overlap at all.
+is the limit. A streaming kernel's time is the bytes' time times (limit / DRAM), a prompt kernel's rate that of the
+tensor cores times (tensor / limit). Latency is not part of it; for prompt kernels a second rate is given, which they
+reach if tensor instructions, other issue slots and shared memory do not overlap at all.
 """
 
 from __future__ import annotations

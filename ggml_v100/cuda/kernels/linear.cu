@@ -15,6 +15,7 @@
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
 #include "codecs.cuh"
+#include "linear.cuh"
 
 namespace v100::cuda {
 
@@ -91,14 +92,6 @@ __device__ __forceinline__ void stream_tile(const LinearParams& p, const uint8_t
   }
 }
 
-// The job that a tile belongs to.
-__device__ __forceinline__ int job_of(const LinearParams& p, int tile) {
-  int job = 0;
-  for (int j = 1; j < p.jobs; ++j)
-    if (tile >= p.job[j].first_tile) job = j;
-  return job;
-}
-
 // kColumns tiles per block, 8 warps each.
 template <class Codec, int kTiles, int kColumns, int kStage, bool kGated>
 __device__ __forceinline__ void linear(const LinearParams& p) {
@@ -128,10 +121,7 @@ __device__ __forceinline__ void linear(const LinearParams& p) {
 #pragma unroll
     for (int s = 0; s < kParts; ++s) y += partial[column][s][output];
     const bool is_output = is_there && row < p.rows && feature < job.out_features;
-    if (is_output) {
-      y = __fmul_rn(y * p.row_scale[row], job.scale);
-      if (job.bias != nullptr) y = __fadd_rn(y, job.bias[feature]);
-    }
+    if (is_output) y = output_of(job, y, p.row_scale[row], job.bias != nullptr ? job.bias[feature] : 0.0f);
     __syncthreads();  // all sums are read before the next tile's, or the up values, take their place
     if (kGated) {
       if (column == 1) partial[1][0][output] = y;

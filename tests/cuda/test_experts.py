@@ -62,28 +62,22 @@ def test_there_are_never_more_items_than_a_launch_has_room_for() -> None:
         assert needed <= most_expert_items(slots, experts, rows_of_item) <= slots
 
 
-class World:
-    """Random stacks of gate, up and down, some experts of which are elsewhere."""
-
-    def __init__(
-        self, device: Device, type_name: str, experts: int, features: int, inner: int, absent: tuple[int, ...] = ()
-    ) -> None:
-        source = np.random.default_rng(sum(type_name.encode()) + experts)
-        self.device, self.absent = device, absent
-        self.scales = source.uniform(0.5, 2, experts).astype(np.float32)
-
-        def stack(out_features: int, in_features: int) -> tuple[Stack, NDArray[np.float64]]:
-            packed, decoded = zip(
-                *(random_rows(type_name, out_features, in_features, source) for _ in range(experts)), strict=True
-            )
-            matrices = [None if e in absent else rows for e, rows in enumerate(packed)]
-            wide = np.stack(decoded) * self.scales[:, None, None]
-            wide[list(absent)] = 0
-            return pack_stack(device, type_name, matrices, in_features, scales=self.scales.tolist()), wide
-
-        self.gate, self.wide_gate = stack(inner, features)
-        self.up, _ = stack(inner, features)
-        self.down, self.wide_down = stack(features, inner)
+def random_stack(
+    device: Device,
+    type_name: str,
+    experts: int,
+    out_features: int,
+    in_features: int,
+    source: np.random.Generator,
+    absent: tuple[int, ...] = (),
+) -> tuple[Stack, NDArray[np.float64]]:
+    """A stack with a scale per expert, and [experts, out, in] of what it holds: zeros for those that are elsewhere."""
+    made = [random_rows(type_name, out_features, in_features, source) for _ in range(experts)]
+    scales = source.uniform(0.5, 2, experts).astype(np.float32)
+    wide = np.stack([decoded for _, decoded in made]) * scales[:, None, None]
+    wide[list(absent)] = 0
+    matrices = [None if e in absent else rows for e, (rows, _) in enumerate(made)]
+    return pack_stack(device, type_name, matrices, in_features, scales=scales.tolist()), wide
 
 
 def assert_close(
@@ -105,24 +99,24 @@ def assert_close(
 @pytest.mark.parametrize("rows_of_item", [8, 16, 32, 64])
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K", "MXFP4"])
 def test_products_of_experts_match_float64(device: Device, type_name: str, rows_of_item: int) -> None:
-    experts, used, values = 9, 3, block_size(type_name)[0]
-    world = World(device, type_name, experts, 3 * values, 200, absent=(2, 8))
+    experts, used, features = 9, 3, 3 * block_size(type_name)[0]
     source = np.random.default_rng(rows_of_item)
+    stack, weights = random_stack(device, type_name, experts, 200, features, source, absent=(2, 8))
     for rows in (1, 5, 70):
         expert = routing(rows, used, experts, source)
-        x = (source.standard_normal((rows, 3 * values)) * 10.0 ** source.uniform(-6, 6, (rows, 1))).astype(np.float32)
+        x = (source.standard_normal((rows, features)) * 10.0 ** source.uniform(-6, 6, (rows, 1))).astype(np.float32)
         groups = group_slots(device, expert, experts, rows_of_item)
-        y = run_experts(device, device.put(x), groups, [world.gate], used).get()
-        assert_close(y, np.repeat(x, used, axis=0), expert, world.wide_gate)
+        y = run_experts(device, device.put(x), groups, [stack], used).get()
+        assert_close(y, np.repeat(x, used, axis=0), expert, weights)
 
 
 def test_a_wrong_expert_is_seen(device: Device) -> None:
-    world = World(device, "Q8_0", 4, 64, 32)
     source = np.random.default_rng(2)
+    stack, weights = random_stack(device, "Q8_0", 4, 32, 64, source)
     expert, x = routing(6, 2, 4, source), source.standard_normal((6, 64)).astype(np.float32)
-    y = run_experts(device, device.put(x), group_slots(device, expert, 4, 8), [world.gate], 2).get()
+    y = run_experts(device, device.put(x), group_slots(device, expert, 4, 8), [stack], 2).get()
     with pytest.raises(AssertionError):
-        assert_close(y, np.repeat(x, 2, axis=0), (expert + 1) % 4, world.wide_gate)
+        assert_close(y, np.repeat(x, 2, axis=0), (expert + 1) % 4, weights)
 
 
 def dense_products(
@@ -172,15 +166,17 @@ def test_a_slot_has_the_bits_of_the_dense_kernel_however_many_share_its_expert(d
 @pytest.mark.parametrize(("rows", "rows_of_item"), [(1, 8), (8, 8), (40, 32)])
 def test_a_mixture_is_gate_up_and_down_of_the_chosen_experts(device: Device, rows: int, rows_of_item: int) -> None:
     experts, used, features, inner = 16, 4, 256, 96
-    world = World(device, "Q8_0", experts, features, inner, absent=(5,))
     source = np.random.default_rng(rows)
+    gate, _ = random_stack(device, "Q8_0", experts, inner, features, source, absent=(5,))
+    up, _ = random_stack(device, "Q8_0", experts, inner, features, source, absent=(5,))
+    down, weights = random_stack(device, "Q8_0", experts, features, inner, source, absent=(5,))
     expert = routing(rows, used, experts, source)
     x = (source.standard_normal((rows, features)) * 0.1).astype(np.float32)
     groups = group_slots(device, expert, experts, rows_of_item)
 
     def mixture() -> tuple[Array, Array, Array]:
-        act = run_experts(device, device.put(x), groups, [world.gate, world.up], used, activation=0)
-        made = run_experts(device, act, groups, [world.down], 1)
+        act = run_experts(device, device.put(x), groups, [gate, up], used, activation=0)
+        made = run_experts(device, act, groups, [down], 1)
         y = device.empty((rows, features))
         weight = np.full((rows, used), 1 / used, np.float32)
         device.kernel("routing", "mix_experts")(
@@ -189,7 +185,7 @@ def test_a_mixture_is_gate_up_and_down_of_the_chosen_experts(device: Device, row
         return act, made, y
 
     act, made, y = (array.get() for array in mixture())
-    assert_close(made, act, expert, world.wide_down)
+    assert_close(made, act, expert, weights)
     assert np.allclose(y, made.reshape(rows, used, features).mean(axis=1), rtol=1e-4, atol=1e-6 * np.abs(made).max())
     for one, again in zip((act, made, y), mixture(), strict=True):
         assert np.array_equal(one.view(np.uint32), again.get().view(np.uint32))

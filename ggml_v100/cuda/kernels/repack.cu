@@ -47,11 +47,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) repack_BF16(RepackParams 
   const int64_t row = item / p.blocks, block = item % p.blocks;
   const uint16_t* from = reinterpret_cast<const uint16_t*>(p.rows) + item * F16::kValues;
   const float factor = __uint_as_float(static_cast<uint32_t>(127 + p.exponent) << 23);
-  uint16_t halves[F16::kValues];
-  for (int i = 0; i < F16::kValues; ++i)
-    halves[i] = __half_as_ushort(__float2half_rn(__uint_as_float(static_cast<uint32_t>(from[i]) << 16) * factor));
+  const auto value = [&](int i) { return __uint_as_float(static_cast<uint32_t>(from[i]) << 16) * factor; };
+  uint32_t pairs[F16::kValues / 2];
+  for (int i = 0; i < F16::kValues / 2; ++i) pairs[i] = as_bits(__floats2half2_rn(value(2 * i), value(2 * i + 1)));
   uint8_t* record = p.packed + (row / 32 * p.blocks + block) * 32 * F16::kBytes;
-  F16::pack(reinterpret_cast<const uint8_t*>(halves), record, lane_of_column(static_cast<int>(row % 32)));
+  F16::pack(reinterpret_cast<const uint8_t*>(pairs), record, lane_of_column(static_cast<int>(row % 32)));
 }
 
 // Infinities and NaN do not count: they stay what they are.

@@ -176,8 +176,8 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
       const int row = first_row + warp_row + 16 * i + r;
       const float row_scale = p.row_scale[row];
       // A column of the chunks is the lane that decoded it.
-      float y = output_of(left, staged[r * kStride + lane_of_column(lane)], row_scale, left_bias);
-      float up = output_of(right, staged[r * kStride + 32 + lane_of_column(lane)], row_scale, right_bias);
+      float y = output_of(left, left.scale, staged[r * kStride + lane_of_column(lane)], row_scale, left_bias);
+      float up = output_of(right, right.scale, staged[r * kStride + 32 + lane_of_column(lane)], row_scale, right_bias);
       if (kGated) y = activate(p.activation, y) * up;
       if (has_left) {
         float* to = left.y + static_cast<int64_t>(row) * left.out_features + left_feature;

@@ -16,7 +16,7 @@ namespace v100::cuda {
 
 namespace {
 
-constexpr int32_t kPromptRows = 64;  // of a block
+constexpr int32_t kPromptBlockRows = 64;  // of a block
 constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
 constexpr size_t kMostPartBytes = size_t{64} << 20;  // of the sums of partitions
 
@@ -135,12 +135,12 @@ void CudaOps::attend_prompt(Tensor q, const Rows& rows, RowRange part, const Row
   params.cache = cache;
   params.heads = heads;
   params.most_pages = t.most_pages;
-  params.row_blocks = (most_rows(rows, part) * cache.group + kPromptRows - 1) / kPromptRows;
+  params.row_blocks = (most_rows(rows, part) * cache.group + kPromptBlockRows - 1) / kPromptBlockRows;
   params.scale = scale;
   launch("attention_prompt_" + std::to_string(cache.head_dim), "attention_prompt",
          {static_cast<uint32_t>(params.row_blocks), static_cast<uint32_t>(cache.kv_heads),
           static_cast<uint32_t>(t.sequences)},
-         kThreads, params, static_cast<uint32_t>(attention_shared_bytes(cache.head_dim, kPromptRows)));
+         kThreads, params, static_cast<uint32_t>(attention_shared_bytes(cache.head_dim, kPromptBlockRows)));
 }
 
 Tensor CudaOps::attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) {

@@ -24,7 +24,8 @@ LinearJob job_of(const Linear& layer, float* y, int32_t first_tile) {
           .out_features = weight.out_features,
           .first_tile = first_tile,
           .scale = weight.product_scale(),
-          .adds = 0};
+          .adds = 0,
+          .experts = nullptr};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Types that no kernel reads become F16 times a power of two for the whole matrix, which brings the largest value to
-// 2^14..2^15: nothing overflows, and values of BF16 down to 2^-29 of the largest are exact.
+// 2^14..2^15, as bf16_exponent of kernels/params.h says of BF16: nothing overflows, and what is far smaller keeps its bits.
 #include "cuda/weight.h"
 
 #include <algorithm>

@@ -36,10 +36,10 @@ def test_outputs_of_any_type_match_float64(device: Device, type_name: str, tile:
 @pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K"])
 def test_outputs_of_a_large_matrix_match_float64(device: Device, type_name: str) -> None:
     source = np.random.default_rng(7)
-    features, out_features = 4096, 1025
+    features, out_features = 4096, 521
     packed, decoded = random_rows(type_name, out_features, features, source)
     weight = pack(device, type_name, packed, features)
-    for rows, tile in ((65, "narrow"), (128, "wide"), (512, "wide"), (1153, "narrow")):
+    for rows, tile in ((65, "narrow"), (128, "wide"), (512, "wide")):
         x = activations(rows, features, source)
         assert_close(outputs(device, weight, x, tile), x, decoded)
 
@@ -47,9 +47,9 @@ def test_outputs_of_a_large_matrix_match_float64(device: Device, type_name: str)
 @pytest.mark.parametrize("type_name", TYPES)
 def test_a_row_has_the_same_bits_in_any_tile_and_any_place_and_when_repeated(device: Device, type_name: str) -> None:
     source = np.random.default_rng(11)
-    features = 1280 if block_size(type_name)[0] == 32 else 2560
+    features = 160 if block_size(type_name)[0] == 32 else 512
     weight = pack(device, type_name, random_rows(type_name, 300, features, source)[0], features)
-    x = activations(1100, features, source)  # nine tiles of rows: more than blocks go along before the next columns
+    x = activations(1100, features, source)  # nine wide tiles: more than blocks go along before the next columns
     together = outputs(device, weight, x, "wide").view(np.uint32)
     assert np.array_equal(together, outputs(device, weight, x, "wide").view(np.uint32))
     assert np.array_equal(together, outputs(device, weight, x, "narrow").view(np.uint32))

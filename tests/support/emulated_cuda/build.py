@@ -65,17 +65,22 @@ def ensure_built(units: Iterable[str] | None = None, jobs: int | None = None) ->
     `units` are names of units.json, by default all. Raises BuildError, where there is no compiler NoCompilerError.
     """
     table = {unit.name: unit for unit in read_units()}
-    wanted = list(table) if units is None else list(dict.fromkeys(units))
-    unknown = [name for name in wanted if name not in table]
+    names = list(table) if units is None else list(dict.fromkeys(units))
+    unknown = [name for name in names if name not in table]
     if unknown:
         raise BuildError(f"no such kernel unit: {', '.join(unknown)}")
+    return build_units([table[name] for name in names], jobs)
+
+
+def build_units(units: Sequence[Unit], jobs: int | None = None) -> Path:
+    """The same of units that need not be those of units.json."""
     root = cache_dir()
     for folder in ("stamps", "units", "locks"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     library = _build_driver(root)
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        made = list(pool.map(lambda name: _build_unit(root, table[name], library), wanted))
-    return _folder(root, library, dict(zip(wanted, made, strict=True)))
+        made = list(pool.map(lambda unit: _build_unit(root, unit, library), units))
+    return _folder(root, library, {unit.name: path for unit, path in zip(units, made, strict=True)})
 
 
 # --- the compiler -----------------------------------------------------------------------------------------------------

@@ -144,6 +144,8 @@ class SlotSpeculation:
     def on_verified(self, slot: Slot, n_drafted: int, n_accepted: int) -> None:
         self._speculator.accept(slot.id, n_drafted, n_accepted)
         slot.generation.drafts.add(n_drafted, n_accepted)
+        if self._economy is not None:
+            self._economy.on_verified(n_drafted, n_accepted)
 
     def on_computed(self, slot: Slot, *, begins: bool) -> None:
         """The slot holds more of its prompt; begins: all of it, and the first token was drawn."""

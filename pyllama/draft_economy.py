@@ -11,12 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 STEP_WEIGHT = 0.2  # of a new measurement
+FASTER_WEIGHT = 0.5  # of one that is below what was thought: whatever disturbs a step makes it slower
 TEST_DECAY = 0.95  # of what was seen of a sequence, per drafted token that was put to the test
 PRIOR_RATE, PRIOR_TESTS = 0.6, 3.0  # what is thought of a sequence of which nothing was seen, and how firmly
 ALL_DECAY, ALL_PRIOR_TESTS = 0.99, 10.0  # the same of all sequences together
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # rounds between trials of drafts that do not pay
 TRIAL = 2  # tokens
-PLAIN_EVERY = 64  # rounds after which a step without drafts is measured again
+PLAIN_EVERY = 64  # steps after which one without drafts is measured again
+FIRST_PLAIN = 3  # steps without drafts before any with
 
 
 @dataclass(slots=True)
@@ -48,7 +50,8 @@ class DraftEconomy:
 
     seconds_of_rows: dict[int, float] = field(default_factory=dict)
     seconds_per_draft_token: float = 0.0
-    n_rounds: int = 0
+    n_steps: int = 0
+    n_plain: dict[int, int] = field(default_factory=dict)  # steps without drafts, by their rows
     accepted: float = 0.0
     tests: float = 0.0
     pause: int = FIRST_PAUSE
@@ -68,8 +71,16 @@ class DraftEconomy:
 
     def on_step(self, n_rows: int, seconds: float) -> None:
         """A step that only generated took so long."""
-        known = self.seconds_of_rows.get(n_rows)
-        self.seconds_of_rows[n_rows] = seconds if known is None else known + STEP_WEIGHT * (seconds - known)
+        known = self.seconds_of_rows.get(n_rows, seconds)
+        weight = FASTER_WEIGHT if seconds < known else STEP_WEIGHT
+        self.seconds_of_rows[n_rows] = known + weight * (seconds - known)
+
+    def wants_plain_step(self, n_rows: int) -> bool:
+        """Whether the next step, of `n_rows` sequences that generate, is to be without any draft, to be measured."""
+        self.n_steps += 1
+        wants = self.n_plain.get(n_rows, 0) < FIRST_PLAIN or self.n_steps % PLAIN_EVERY == 0
+        self.n_plain[n_rows] = self.n_plain.get(n_rows, 0) + wants
+        return wants
 
     def on_draft(self, n_tokens: int, seconds: float) -> None:
         """Drafts of so many tokens together, those that are verified, were made."""
@@ -91,7 +102,7 @@ class DraftEconomy:
         return known[below] + share * (known[above] - known[below])
 
     def best_length(self, acceptance: Acceptance, n_rows: int, most: int) -> int:
-        """Tokens of a draft for one of `n_rows` sequences that generate; 0: it does not pay."""
+        """Tokens of a draft for one of `n_rows` sequences that generate; 0: it does not pay, or nobody knows yet."""
         if not acceptance.is_known:
             acceptance.is_known, acceptance.prior = True, self.rate
             acceptance.pause, acceptance.rounds = self.pause, self.rounds
@@ -100,17 +111,18 @@ class DraftEconomy:
         return length
 
     def _best_length(self, acceptance: Acceptance, n_rows: int, most: int) -> int:
-        self.n_rounds += 1
-        if n_rows not in self.seconds_of_rows or self.n_rounds % PLAIN_EVERY == 0:
-            return 0  # what a plain step takes is to be known first
+        if n_rows not in self.seconds_of_rows:
+            return 0
         # No further than twice what was measured: a step of many rows may take surprisingly long.
         most = min(most, 2 * max(self.seconds_of_rows) - n_rows + 1)
-        best, best_speed = 0, n_rows / self.step_seconds(n_rows)
+        plain = self.step_seconds(n_rows)
+        best, best_speed = 0, n_rows / plain
         gain, chance = 0.0, 1.0
         for length in range(1, most + 1):
             chance *= acceptance.rate
             gain += chance
-            seconds = self.step_seconds(n_rows + length) + length * self.seconds_per_draft_token
+            # More rows do not take less time, whatever was measured on a busy machine.
+            seconds = max(plain, self.step_seconds(n_rows + length)) + length * self.seconds_per_draft_token
             if (n_rows + gain) / seconds > best_speed:
                 best, best_speed = length, (n_rows + gain) / seconds
         if best > 0:

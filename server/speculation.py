@@ -75,6 +75,8 @@ class SlotSpeculation:
         if not drafting:
             return {}
         n_generating = sum(slots[chunk.slot].generation.n_decoded > 0 for chunk in plan)
+        if self._economy is not None and self._economy.wants_plain_step(n_generating):
+            return {}
         orders = []
         for slot in drafting:
             room = self._room(slot, len(drafting))

@@ -15,6 +15,7 @@ FASTER_WEIGHT = 0.5  # of one that is below what was thought: whatever disturbs 
 TEST_DECAY = 0.95  # of what was seen of a sequence, per drafted token that was put to the test
 PRIOR_RATE, PRIOR_TESTS = 0.6, 3.0  # what is thought of a sequence of which nothing was seen, and how firmly
 ALL_DECAY, ALL_PRIOR_TESTS = 0.99, 10.0  # the same of all sequences together
+LEAST_RATE = 0.1  # below it drafts are only tried: what they could give is less than times can be trusted
 FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # rounds between trials of drafts that do not pay
 TRIAL = 2  # tokens
 PLAIN_EVERY = 64  # steps after which one without drafts is measured again
@@ -118,7 +119,7 @@ class DraftEconomy:
         plain = self.step_seconds(n_rows)
         best, best_speed = 0, n_rows / plain
         gain, chance = 0.0, 1.0
-        for length in range(1, most + 1):
+        for length in range(1, most + 1 if acceptance.rate >= LEAST_RATE else 1):
             chance *= acceptance.rate
             gain += chance
             # More rows do not take less time, whatever was measured on a busy machine.

@@ -9,12 +9,19 @@ import pytest
 
 pytest.importorskip("pyllama._engine", reason="needs the native module")
 
+from pyllama.server import constrained_draws
 from support.speculation_cases import ARCHITECTURES, Files, Setting, Tally, run, settings
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(tmp_path_factory.mktemp("cases"))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drafted under a grammar shall not depend on how busy the machine is."""
+    monkeypatch.setattr(constrained_draws, "DRAFT_SECONDS", 5.0)
 
 
 @pytest.mark.parametrize("slots", [1, 4])

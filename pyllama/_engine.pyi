@@ -301,7 +301,8 @@ class Work(NamedTuple):
     draft: tokens that are guessed to come next. The sequence gets `tokens` and what the sampler confirms of the draft;
     one output comes for each confirmed token, and one more. proposals: what each drafted token was drawn from, (token,
     probability) pairs, for rejection sampling; none: the likeliest tokens. ends: tokens behind which no draft stands.
-    synthetic: for benchmarks.
+    synthetic: for benchmarks. masks: `[len(draft) + 1, words]`, the tokens allowed after `tokens` and after each token
+    of the draft, as `Sampler.set_mask` takes them; the last one used stays. None: the sampler's own mask throughout.
     """
 
     seq_id: int
@@ -314,6 +315,7 @@ class Work(NamedTuple):
     proposals: Sequence[Sequence[tuple[int, float]]] = ()
     ends: Sequence[int] = ()
     synthetic: SyntheticAcceptance | None = None
+    masks: NDArray[np.uint32] | None = None
 
 @final
 class LogitsRow:

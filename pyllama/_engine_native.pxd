@@ -373,6 +373,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         ProposalSpan proposals
         TokenSpan ends
         SyntheticAcceptance* synthetic
+        MaskSpan masks
     cdef cppclass WorkSpan "std::span<const v100::SequenceWork>":
         WorkSpan()
         WorkSpan(SequenceWork* data, size_t size)

@@ -70,6 +70,8 @@ struct SequenceWork {
   std::span<const Proposal> proposals = {};  // what each token of the draft was drawn from, or none
   std::span<const int32_t> ends = {};        // tokens that end a text: no draft stands behind them
   SyntheticAcceptance* synthetic = nullptr;  // for benchmarks
+  // Of a draft: the tokens allowed at each row that is drawn from, one mask after the other; see Verification.
+  std::span<const uint32_t> masks = {};
 };
 
 struct StepOutput {

@@ -1,6 +1,6 @@
 """Times decode attention over KV pages on the machine's card against its copy bandwidth, measured in the same run.
 
-    V100_KERNELS_DIR=DIR PYTHONPATH=tests:scripts/bench python scripts/bench/cuda_attention.py [--depths 16384 262144]
+    V100_KERNELS_DIR=DIR PYTHONPATH=tests:scripts/bench:ggml_v100/cuda python scripts/bench/cuda_attention.py
 
 A time is that of the partitions and of their merging, in a graph, over as many layers as are needed for the pages to
 come from memory and not from a cache. Bytes are those of the pages that the rows see; partial sums are not counted.
@@ -11,12 +11,10 @@ On cards newer than the V100 the tensor instruction is emulated and its time say
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from cuda_linear import copy, copy_bandwidth
+from cuda_linear import check_written, copy, copy_bandwidth, open_device
 
 from support.cuda_device import Array, Device
 from support.cuda_kv import PAGE_GAP, PAGE_TOKENS, THREADS, TYPES, Cache, partition_of, shared_bytes
@@ -108,7 +106,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=LAYERS_BYTES, help="of the pages that are gone through")
     parser.add_argument("--repeats", type=int, default=REPEATS)
     arguments = parser.parse_args()
-    device = Device(Path(os.environ["V100_KERNELS_DIR"]) / "kernels.archive")
+    device = open_device()
     bandwidth = copy_bandwidth(device)
     print(f"{device.name}, {device.multiprocessors} SMs, copy {bandwidth / 1e9:.0f} GB/s")
     print("shape  type   depth  rows  block       us    GB/s  of copy")
@@ -124,6 +122,8 @@ def main() -> None:
                 for rows in arguments.rows:
                     decode = Decode(device, shape, depth, rows)
                     seconds = time_layers(device, decode, caches, arguments.repeats)
+                    for array in ("part_weight", "part_y", "y"):
+                        check_written(decode.arrays[array], f"{name} {kind} {depth} {rows}: {array}")
                     rate = n_bytes / seconds
                     print(
                         f"{name:6} {kind:5} {depth:6} {rows:5} {decode.row_blocks:3}x{decode.block_rows:2}"

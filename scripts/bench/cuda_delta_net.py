@@ -1,6 +1,6 @@
 """Times the delta net of decode, verification and prompts on the machine's card.
 
-    V100_KERNELS_DIR=DIR PYTHONPATH=tests:scripts/bench python scripts/bench/cuda_delta_net.py [--rows 1 8 512 2048]
+    V100_KERNELS_DIR=DIR PYTHONPATH=tests:scripts/bench:ggml_v100/cuda python scripts/bench/cuda_delta_net.py
 
 Both forms run on the same rows, in a graph, over as many layers as are needed for states to come from memory. On cards
 newer than the V100 the tensor instruction is emulated: the figures of the chunked form are those of the kernels of
@@ -10,14 +10,11 @@ newer than the V100 the tensor instruction is emulated: the figures of the chunk
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
 import numpy as np
-from cuda_linear import copy_bandwidth
+from cuda_linear import check_written, copy_bandwidth, open_device
 
 from support.cuda_delta_net import DeltaNet, Work
-from support.cuda_device import Device
 
 SHAPES = {"27B": (16, 48, 128), "27B/4": (4, 12, 128)}  # key heads, value heads, head_dim; 27B/4: a rank of four
 LAYERS = 12
@@ -29,7 +26,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 512, 2048])
     arguments = parser.parse_args()
-    device = Device(Path(os.environ["V100_KERNELS_DIR"]) / "kernels.archive")
+    device = open_device()
     print(f"{device.name}, {device.multiprocessors} SMs, copy {copy_bandwidth(device) / 1e9:.0f} GB/s")
     print("shape   rows  recurrent us  chunked us")
     source = np.random.default_rng(0)
@@ -52,6 +49,8 @@ def main() -> None:
                         layer.launch()
 
                 times.append(device.milliseconds(device.graph(work), REPEATS) * 1e3 / len(layers))
+                for layer in layers:
+                    check_written(layer.y, f"{name} {rows} {form}: y")
             print(f"{name:6} {rows:5} {times[0]:13.1f} {times[1]:11.1f}", flush=True)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from compile_kernels import MAGIC, sources_key
-from support.cuda_device import Array, Device
+from support.cuda_device import Array, Card, Device
 from support.cuda_linear import Job, Panel, Weight, make_panel, run_linear
 from support.random_blocks import TYPES, block_size
 
@@ -36,7 +36,7 @@ def open_device() -> Device:
     key = path.read_bytes()[len(MAGIC) + 4 :][:length].decode()
     if key != sources_key():
         raise SystemExit(f"{path} has kernels of sources {key}, the sources here are {sources_key()}")
-    return Device(path)
+    return Card(path)
 
 
 def check_written(array: Array, what: str) -> None:

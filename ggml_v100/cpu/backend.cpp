@@ -21,6 +21,7 @@
 #include "cpu/recurrent.h"
 #include "cpu/sparse_attention.h"
 #include "ops/arena.h"
+#include "ops/host.h"
 #include "ops/routing.h"
 #include "ops/row_moves.h"
 #include "ops/sparse_attention.h"
@@ -38,7 +39,7 @@ using cpu::PackedWeight;
 constexpr int64_t kParallelValues = 32 << 10;  // element-wise work below this stays on the calling thread (~2 us)
 constexpr size_t kMostWeights = 16;            // of one multi_linear
 
-class CpuOps final : public Ops {
+class CpuOps final : public HostOps {
  public:
   CpuOps(const Kernels& kernels, const ThreadSettings& threads, RankSeat seat)
       : kernels_(kernels), pool_(threads), seat_(seat) {}
@@ -380,8 +381,6 @@ class CpuOps final : public Ops {
   void all_reduce(Tensor partial) override { seat_.all_reduce(partial.data, partial.size()); }
   void broadcast(Tensor x, int32_t root) override { seat_.broadcast(root, x.data, x.size()); }
 
-  void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
-
   void set_threads(int32_t n_threads) override { pool_.set_active(n_threads); }
 
  protected:
@@ -457,7 +456,7 @@ class CpuOps final : public Ops {
   Arena arena_;
 };
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public HostBackend {
  public:
   explicit CpuBackend(const Kernels& kernels) : kernels_(kernels) {}
 

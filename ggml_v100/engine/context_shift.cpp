@@ -24,6 +24,9 @@ struct KeyMove {
     // Ascending, each piece read before it is written: what is overwritten has been read, since tokens only move down.
     std::vector<int32_t> indices;
     std::vector<RowRange> visible;
+    const Ops::Scope all(ops);
+    std::vector<RopeTable> angles;
+    for (const RopeTable& table : tables) angles.push_back(ops.place_angles(table));
     for (int32_t from = move.from; from < move.from + move.length; from += kPageTokens) {
       const int32_t end = std::min(move.from + move.length, from + kPageTokens);
       indices.clear();
@@ -35,7 +38,7 @@ struct KeyMove {
         const Ops::Scope scope(ops);
         const KvLayer& kv = rank.kv_layer(layer);
         const KeysValues moved = ops.kv_read({from, end}, pages, kv);
-        ops.rope(moved.k, kv.shape.kv_heads, kv.shape.head_dim_k, tables[static_cast<size_t>(rotations[layer].rope)],
+        ops.rope(moved.k, kv.shape.kv_heads, kv.shape.head_dim_k, angles[static_cast<size_t>(rotations[layer].rope)],
                  rotations[layer].layout);
         ops.kv_append(moved.k, moved.v, rows, kv);
       }

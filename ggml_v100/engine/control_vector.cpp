@@ -71,9 +71,7 @@ ControlVector::ControlVector(const LoadedModel& model, const std::vector<Control
   for (int32_t layer = first; layer <= last && layer < hp.layers; ++layer) {
     const std::vector<float>& sum = sums[static_cast<size_t>(layer)];
     if (sum.empty()) continue;
-    std::shared_ptr<float[]> values(new float[sum.size()]);
-    std::copy(sum.begin(), sum.end(), values.get());
-    directions_[static_cast<size_t>(layer)] = {values, hp.hidden};
+    directions_[static_cast<size_t>(layer)] = sum;
     hash.add(&layer, sizeof layer);
     hash.add(sum.data(), sum.size() * sizeof(float));
   }

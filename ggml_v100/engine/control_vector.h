@@ -26,11 +26,11 @@ class ControlVector {
   ControlVector(const LoadedModel& model, const std::vector<ControlVectorFile>& files, int32_t first, int32_t last);
 
   // One for each layer, [hidden] or empty.
-  const std::vector<VectorWeight>& directions() const { return directions_; }
+  const std::vector<std::vector<float>>& directions() const { return directions_; }
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
-  std::vector<VectorWeight> directions_;
+  std::vector<std::vector<float>> directions_;
   uint64_t fingerprint_ = 0;
 };
 

@@ -10,19 +10,19 @@ constexpr int64_t kRecordAlignment = 16;  // values: a cache line
 }  // namespace
 
 Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-           int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::span<const VectorWeight> directions)
-    : text_(text), ops_(std::move(ops)), directions_(directions) {
+           int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions)
+    : text_(text), ops_(std::move(ops)), directions_(std::move(directions)) {
   std::vector<size_t> layer_offset;
   for (const KvShape& shape : shapes) {
     size_t& page_bytes = shape.is_windowed ? window_page_bytes_ : page_bytes_;
     layer_offset.push_back(page_bytes);
     page_bytes += backend.kv_page_bytes(shape);
   }
-  kv_ = Buffer(static_cast<size_t>(n_pages) * page_bytes_);
-  window_kv_ = Buffer(static_cast<size_t>(n_window_pages) * window_page_bytes_);
+  kv_ = ops_->allocate(static_cast<size_t>(n_pages) * page_bytes_);
+  window_kv_ = ops_->allocate(static_cast<size_t>(n_window_pages) * window_page_bytes_);
   for (size_t layer = 0; layer < shapes.size(); ++layer) {
     const bool is_windowed = shapes[layer].is_windowed;
-    kv_layers_.push_back({(is_windowed ? window_kv_ : kv_).data() + layer_offset[layer],
+    kv_layers_.push_back({(is_windowed ? window_kv_ : kv_).get() + layer_offset[layer],
                           is_windowed ? window_page_bytes_ : page_bytes_, shapes[layer]});
   }
 
@@ -31,15 +31,17 @@ Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> o
     record_offset.push_back(state_values_);
     state_values_ += (shape.values + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
   }
-  states_ = Buffer(static_cast<size_t>(n_state_slots) * state_bytes());
+  states_ = ops_->allocate(static_cast<size_t>(n_state_slots) * state_bytes());
   for (const int64_t offset : record_offset)
-    records_.push_back({reinterpret_cast<float*>(states_.data()) + offset, state_values_});
+    records_.push_back({reinterpret_cast<float*>(states_.get()) + offset, state_values_});
   kept_ = std::vector<KeptInputs>(records_.size());
 }
 
 ForwardState Rank::state_of(const Ubatch& ubatch) const {
-  return {kv_layers_,  records_,        ubatch.ropes, ubatch.block_ropes,
-          directions_, ubatch.windowed, kept_,        ubatch.kept_rows};
+  ropes_.clear(), block_ropes_.clear();
+  for (const RopeTable& table : ubatch.ropes) ropes_.push_back(ops_->place_angles(table));
+  for (const RopeTable& table : ubatch.block_ropes) block_ropes_.push_back(ops_->place_angles(table));
+  return {kv_layers_, records_, ropes_, block_ropes_, directions_, ubatch.windowed, kept_, ubatch.kept_rows};
 }
 
 Tensor Rank::forward(const Ubatch& ubatch) const {

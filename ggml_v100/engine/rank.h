@@ -11,7 +11,6 @@
 
 #include "model/model.h"
 #include "ops/ops.h"
-#include "tensor/buffer.h"
 
 namespace v100 {
 
@@ -28,21 +27,21 @@ struct Ubatch {
 class Rank {
  public:
   // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. directions: as in
-  // ForwardState, they outlive this object. Throws OutOfMemory, InvalidArgument.
+  // ForwardState. Throws OutOfMemory, InvalidArgument.
   Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::span<const VectorWeight> directions);
+       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions);
 
   const TextModel& text() const { return text_; }
   Ops& ops() const { return *ops_; }
 
   size_t page_bytes() const { return page_bytes_; }  // all layers
-  std::byte* page(PageId id) const { return kv_.data() + static_cast<size_t>(id) * page_bytes_; }
+  std::byte* page(PageId id) const { return kv_.get() + static_cast<size_t>(id) * page_bytes_; }
   size_t window_page_bytes() const { return window_page_bytes_; }  // layers with a window
-  std::byte* window_page(PageId id) const { return window_kv_.data() + static_cast<size_t>(id) * window_page_bytes_; }
+  std::byte* window_page(PageId id) const { return window_kv_.get() + static_cast<size_t>(id) * window_page_bytes_; }
   const KvLayer& kv_layer(size_t layer) const { return kv_layers_[layer]; }
 
   size_t state_bytes() const { return static_cast<size_t>(state_values_) * sizeof(float); }  // all records of a slot
-  std::byte* state(int32_t slot) const { return states_.data() + static_cast<size_t>(slot) * state_bytes(); }
+  std::byte* state(int32_t slot) const { return states_.get() + static_cast<size_t>(slot) * state_bytes(); }
 
   // Hidden states [outputs, hidden] after the output norm, the same on all ranks. The caller holds a Scope.
   Tensor forward(const Ubatch& ubatch) const;
@@ -54,19 +53,21 @@ class Rank {
   void replay(const Ubatch& ubatch) const;
 
  private:
+  // The caller holds a Scope: angles are brought to the device.
   ForwardState state_of(const Ubatch& ubatch) const;
 
   const TextModel& text_;
   std::unique_ptr<Ops> ops_;
   size_t page_bytes_ = 0, window_page_bytes_ = 0;
   int64_t state_values_ = 0;
-  Buffer kv_, window_kv_;  // [pages][layers] page of layer
+  std::shared_ptr<std::byte[]> kv_, window_kv_;  // [pages][layers] page of layer
   std::vector<KvLayer> kv_layers_;
-  Buffer states_;  // [slots][records]
+  std::shared_ptr<std::byte[]> states_;  // [slots][records]
   std::vector<StateRecords> records_;
-  mutable std::vector<KeptInputs> kept_;  // scratch, one for each record
-  mutable KeptInputs predicted_;          // hidden states of the last prediction
-  std::span<const VectorWeight> directions_;
+  mutable std::vector<KeptInputs> kept_;                // scratch, one for each record
+  mutable std::vector<RopeTable> ropes_, block_ropes_;  // of the ubatch, on the device
+  mutable KeptInputs predicted_;                        // hidden states of the last prediction
+  std::vector<VectorWeight> directions_;
 };
 
 }  // namespace v100

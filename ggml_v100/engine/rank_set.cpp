@@ -2,7 +2,6 @@
 #include "engine/rank_set.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
@@ -43,8 +42,6 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
     if (params.importance != nullptr) throw InvalidArgument("importance is collected on one device, not on several");
     threads_ = std::make_unique<RankThreads>(placement.devices());
   }
-  std::span<const VectorWeight> directions;
-  if (control_ != nullptr) directions = control_->directions();
   int32_t first_thread = 0;
   for (int32_t r = 0; r < n; ++r) {
     const int32_t count = std::max(threads_of(r, n_threads_), threads_of(r, n_threads_batch_));
@@ -66,8 +63,13 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
       shape.type_v = shape.block > 0 ? params.type_k : params.type_v;
       shape.is_windowed = shape.is_windowed && params.n_window_pages > 0;
     }
+    std::vector<VectorWeight> directions;
+    if (control_ != nullptr)
+      for (const std::vector<float>& direction : control_->directions())
+        directions.push_back({model_->backend(r).place(direction), static_cast<int32_t>(direction.size())});
     ranks_.push_back(std::make_unique<Rank>(model_->text(r), model_->backend(r), std::move(ops), std::move(shapes),
-                                            params.n_pages, params.n_window_pages, params.n_state_slots, directions));
+                                            params.n_pages, params.n_window_pages, params.n_state_slots,
+                                            std::move(directions)));
     page_bytes_ += ranks_.back()->page_bytes();
     window_page_bytes_ += ranks_.back()->window_page_bytes();
     state_bytes_ += ranks_.back()->state_bytes();
@@ -78,43 +80,52 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
 RankSet::~RankSet() = default;
 
 void RankSet::copy_page(PageId from, PageId to) const {
-  for (const auto& rank : ranks_) std::memcpy(rank->page(to), rank->page(from), rank->page_bytes());
+  for (const auto& rank : ranks_) rank->ops().copy_bytes(rank->page(from), rank->page(to), rank->page_bytes());
 }
 
 void RankSet::copy_window_page(PageId from, PageId to) const {
   for (const auto& rank : ranks_)
-    std::memcpy(rank->window_page(to), rank->window_page(from), rank->window_page_bytes());
+    rank->ops().copy_bytes(rank->window_page(from), rank->window_page(to), rank->window_page_bytes());
 }
 
 void RankSet::read_page(PageId page, std::byte* to) const {
-  for (const auto& rank : ranks_) to = std::copy_n(rank->page(page), rank->page_bytes(), to);
+  for (const auto& rank : ranks_) {
+    rank->ops().read_bytes(rank->page(page), to, rank->page_bytes());
+    to += rank->page_bytes();
+  }
 }
 
 void RankSet::write_page(PageId page, const std::byte* from) const {
   for (const auto& rank : ranks_) {
-    std::copy_n(from, rank->page_bytes(), rank->page(page));
+    rank->ops().write_bytes(from, rank->page(page), rank->page_bytes());
     from += rank->page_bytes();
   }
 }
 
 void RankSet::read_window_page(PageId page, std::byte* to) const {
-  for (const auto& rank : ranks_) to = std::copy_n(rank->window_page(page), rank->window_page_bytes(), to);
+  for (const auto& rank : ranks_) {
+    rank->ops().read_bytes(rank->window_page(page), to, rank->window_page_bytes());
+    to += rank->window_page_bytes();
+  }
 }
 
 void RankSet::write_window_page(PageId page, const std::byte* from) const {
   for (const auto& rank : ranks_) {
-    std::copy_n(from, rank->window_page_bytes(), rank->window_page(page));
+    rank->ops().write_bytes(from, rank->window_page(page), rank->window_page_bytes());
     from += rank->window_page_bytes();
   }
 }
 
 void RankSet::read_state(int32_t slot, std::byte* to) const {
-  for (const auto& rank : ranks_) to = std::copy_n(rank->state(slot), rank->state_bytes(), to);
+  for (const auto& rank : ranks_) {
+    rank->ops().read_bytes(rank->state(slot), to, rank->state_bytes());
+    to += rank->state_bytes();
+  }
 }
 
 void RankSet::write_state(int32_t slot, const std::byte* from) const {
   for (const auto& rank : ranks_) {
-    std::copy_n(from, rank->state_bytes(), rank->state(slot));
+    rank->ops().write_bytes(from, rank->state(slot), rank->state_bytes());
     from += rank->state_bytes();
   }
 }
@@ -179,7 +190,7 @@ void RankSet::on_each(const std::function<void(const Rank&)>& work) {
 Tensor RankSet::logits() {
   const auto vocab = static_cast<size_t>(model_->text().hyperparameters().vocab);
   const auto rows = static_cast<size_t>(passes_[0].hidden.rows);
-  if (size() == 1) return head(0);
+  if (size() == 1) return ops().on_host(head(0));
   logits_.resize(std::max(logits_.size(), rows * vocab));
   on_all([this, vocab, rows](int32_t r) {
     const Rank& rank = *ranks_[static_cast<size_t>(r)];

@@ -76,8 +76,7 @@ DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : hp_(read
                          weights.linear("selector_hidden", hp_.hidden, rank),
                          keys.required("selector_top_k", 1, std::min(256, hp_.vocab))};
   }
-  const VectorWeight divisors = weights.optional_vector("rope_freqs.weight", hp_.rope.dimension / 2);
-  rope_divisors_.assign(divisors.data.get(), divisors.data.get() + divisors.size);
+  rope_divisors_ = weights.optional_values("rope_freqs.weight", hp_.rope.dimension / 2);
   for (int32_t layer = 0; layer < hp_.layers; ++layer) blocks_.push_back(load_block(weights, layer));
   if (const auto count = metadata.find_array_size(keys.full("attention.sliding_window_pattern"));
       count && window_ > 0) {
@@ -111,7 +110,10 @@ DFlash::Block DFlash::load_block(const WeightLoader& weights, int32_t layer) con
   w.attn_norm = weights.vector(prefix + "attn_norm.weight", hidden);
   w.q = weights.linear(prefix + "attn_q", hidden, heads * d);
   w.k = weights.linear(prefix + "attn_k", hidden, kv_heads * d);
-  if (weights.has(prefix + "attn_v.weight")) w.v = weights.linear(prefix + "attn_v", hidden, kv_heads * d);
+  if (weights.has(prefix + "attn_v.weight"))
+    w.v = weights.linear(prefix + "attn_v", hidden, kv_heads * d);
+  else
+    w.ones = weights.place(std::vector<float>(static_cast<size_t>(d), 1.0f));
   w.output = weights.linear(prefix + "attn_output", heads * d, hidden);
   w.q_norm = weights.vector(prefix + "attn_q_norm.weight", d);
   w.k_norm = weights.vector(prefix + "attn_k_norm.weight", d);
@@ -121,8 +123,8 @@ DFlash::Block DFlash::load_block(const WeightLoader& weights, int32_t layer) con
   w.up = weights.linear(prefix + "ffn_up", hidden, ffn);
   w.down = weights.linear(prefix + "ffn_down", ffn, hidden);
   w.ffn_post_norm = weights.optional_vector(prefix + "ffn_post_norm.weight", hidden);
-  const VectorWeight scale = weights.optional_vector(prefix + "layer_output_scale.weight", 1);
-  if (scale) w.output_scale = scale.data[0];
+  const std::vector<float> scale = weights.optional_values(prefix + "layer_output_scale.weight", 1);
+  if (!scale.empty()) w.output_scale = scale[0];
   if (selector_) {
     const auto conv = [&](const char* name) {
       BlockConv made{.base = {}, .taps = conv_taps_, .group = conv_group_};
@@ -165,9 +167,7 @@ KeysValues DFlash::keys_values(Ops& ops, const Block& w, Tensor x, const RopeTab
   if (w.v.weight) {
     v = ops.linear(x, w.v);
   } else {
-    const std::shared_ptr<float[]> ones(new float[static_cast<size_t>(d)]);
-    std::fill_n(ones.get(), d, 1.0f);
-    const Tensor normed = ops.rms_norm({k.data, k.rows * heads, d}, {ones, d}, hp_.rms_epsilon);
+    const Tensor normed = ops.rms_norm({k.data, k.rows * heads, d}, w.ones, hp_.rms_epsilon);
     v = {normed.data, k.rows, k.features};
   }
   ops.norm_rope(k, heads, d, w.k_norm, hp_.rms_epsilon, rope, RopeLayout::halves);

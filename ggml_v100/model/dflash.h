@@ -83,6 +83,7 @@ class DFlash {
     VectorWeight attn_norm, ffn_norm;            // [E]
     Linear q, k, v, output;                      // v: or none, then values are keys without rotation
     VectorWeight q_norm, k_norm;                 // [head size]
+    VectorWeight ones;                           // [head size], without v
     VectorWeight attn_post_norm, ffn_post_norm;  // [E] or empty
     Linear gate, up, down;
     BlockConv attn_conv, ffn_conv;               // DFlash2

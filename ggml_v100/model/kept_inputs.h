@@ -7,10 +7,10 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <memory>
 #include <vector>
 
 #include "ops/ops.h"
-#include "tensor/buffer.h"
 
 namespace v100 {
 
@@ -22,7 +22,8 @@ class KeptInputs {
   Tensor operator[](size_t i) const { return tensors_[i]; }
 
  private:
-  Buffer memory_;
+  std::shared_ptr<std::byte[]> memory_;
+  size_t bytes_ = 0;
   std::vector<Tensor> tensors_;
 };
 

@@ -34,8 +34,7 @@ class Llama final : public Decoder {
 
  private:
   std::vector<Block> blocks_;
-  VectorWeight rope_freqs_;  // [D / 2] or empty
-  VectorWeight rope_factors_long_, rope_factors_short_;
+  std::vector<float> rope_freqs_, rope_factors_long_, rope_factors_short_;  // [D / 2] or empty
 };
 
 Llama::Llama(Hyperparameters hyperparameters, const WeightLoader& weights)
@@ -44,9 +43,9 @@ Llama::Llama(Hyperparameters hyperparameters, const WeightLoader& weights)
     throw ModelError("llama.rope.dimension_count is " + std::to_string(hp_.rope.dimension) + ", heads have " +
                      std::to_string(hp_.head_dim_k) + " features; llama rotates whole heads");
   const int32_t pairs = hp_.rope.dimension / 2;
-  rope_freqs_ = weights.optional_vector("rope_freqs.weight", pairs);
-  rope_factors_long_ = weights.optional_vector("rope_factors_long.weight", pairs);
-  rope_factors_short_ = weights.optional_vector("rope_factors_short.weight", pairs);
+  rope_freqs_ = weights.optional_values("rope_freqs.weight", pairs);
+  rope_factors_long_ = weights.optional_values("rope_factors_long.weight", pairs);
+  rope_factors_short_ = weights.optional_values("rope_factors_short.weight", pairs);
   for (int32_t layer = 0; layer < hp_.layers; ++layer) {
     const std::string prefix = block_prefix(layer);
     Block block;
@@ -60,11 +59,11 @@ Llama::Llama(Hyperparameters hyperparameters, const WeightLoader& weights)
 }
 
 std::vector<RopeAngles> Llama::ropes(const RopeSettings& settings, int32_t n_ctx) const {
-  const VectorWeight* divisors = &rope_freqs_;
-  if (rope_factors_long_ && rope_factors_short_)
+  const std::vector<float>* divisors = &rope_freqs_;
+  if (!rope_factors_long_.empty() && !rope_factors_short_.empty())
     divisors = n_ctx > settings.original_context.value_or(hp_.rope.original_context) ? &rope_factors_long_
                                                                                      : &rope_factors_short_;
-  return {rope_angles(hp_.rope, settings, {divisors->data.get(), static_cast<size_t>(divisors->size)})};
+  return {rope_angles(hp_.rope, settings, *divisors)};
 }
 
 Tensor Llama::attention(Ops& ops, int32_t layer, const Rows& rows, const ForwardState& state, Tensor x) const {

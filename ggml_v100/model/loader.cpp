@@ -114,8 +114,7 @@ const GgufTensor& WeightLoader::require(const std::string& name, std::vector<int
 std::vector<float> WeightLoader::scales(const std::string& name, int32_t matrices) const {
   const std::string full = name + ".scale";
   if (!has(full)) return std::vector<float>(static_cast<size_t>(matrices), 1.0f);
-  const VectorWeight values = decode_vector(require(full, {matrices}));
-  std::vector<float> scales(values.data.get(), values.data.get() + matrices);
+  std::vector<float> scales = decode_values(require(full, {matrices}));
   for (const float scale : scales)
     if (!std::isfinite(scale)) throw ModelError("tensor " + full + " has a value that is not finite");
   return scales;
@@ -126,16 +125,23 @@ void WeightLoader::refuse_scale(const std::string& name) const {
     throw ModelError("tensor " + name + ".scale: only matrices that are multiplied have a scale");
 }
 
-VectorWeight WeightLoader::decode_vector(const GgufTensor& tensor) const {
-  const auto n = static_cast<size_t>(tensor.n_elements());
-  std::shared_ptr<float[]> values(new float[n]);
-  decode(tensor.type, file_->data(tensor).data(), values.get(), tensor.n_elements());
-  return {values, static_cast<int32_t>(n)};
+std::vector<float> WeightLoader::decode_values(const GgufTensor& tensor) const {
+  std::vector<float> values(static_cast<size_t>(tensor.n_elements()));
+  decode(tensor.type, file_->data(tensor).data(), values.data(), tensor.n_elements());
+  return values;
+}
+
+VectorWeight WeightLoader::place(std::span<const float> values) const {
+  return {backend_.place(values), static_cast<int32_t>(values.size())};
 }
 
 VectorWeight WeightLoader::vector(const std::string& name, int32_t size) const {
   if (name.ends_with(".weight")) refuse_scale(name.substr(0, name.rfind('.')));
-  return decode_vector(require(name, {size}));
+  return place(decode_values(require(name, {size})));
+}
+
+std::vector<float> WeightLoader::optional_values(const std::string& name, int32_t size) const {
+  return has(name) ? decode_values(require(name, {size})) : std::vector<float>{};
 }
 
 VectorWeight WeightLoader::optional_vector(const std::string& name, int32_t size) const {
@@ -143,7 +149,7 @@ VectorWeight WeightLoader::optional_vector(const std::string& name, int32_t size
 }
 
 VectorWeight WeightLoader::flat_vector(const std::string& name, std::vector<int64_t> shape) const {
-  return decode_vector(require(name, std::move(shape)));
+  return place(decode_values(require(name, std::move(shape))));
 }
 
 std::vector<int32_t> WeightLoader::token_ids(const std::string& name, int32_t vocab) const {
@@ -166,11 +172,10 @@ std::vector<int32_t> WeightLoader::token_ids(const std::string& name, int32_t vo
 
 VectorWeight WeightLoader::vector_entries(const std::string& name, int32_t size,
                                           std::span<const RowRange> entries) const {
-  const VectorWeight all = vector(name, size);
-  std::shared_ptr<float[]> picked(new float[static_cast<size_t>(total(entries))]);
-  float* to = picked.get();
-  for (const RowRange& range : entries) to = std::copy_n(all.data.get() + range.begin, range.size(), to);
-  return {picked, total(entries)};
+  const std::vector<float> all = decode_values(require(name, {size}));
+  std::vector<float> picked;
+  for (const RowRange& range : entries) picked.insert(picked.end(), all.begin() + range.begin, all.begin() + range.end);
+  return place(picked);
 }
 
 VectorWeight WeightLoader::optional_vector_entries(const std::string& name, int32_t size,
@@ -267,14 +272,13 @@ ExpertLinear WeightLoader::expert_linear_rows(const std::string& name, int32_t i
 ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int32_t channels,
                                      std::span<const RowRange> mine) const {
   refuse_scale(name);
-  const VectorWeight file_order = decode_vector(require(name + ".weight", {taps, channels}));
-  const int64_t n = total(mine);
-  std::shared_ptr<float[]> weights(new float[static_cast<size_t>(taps * n)]);
-  int64_t to = 0;
-  for (const RowRange& range : mine)
-    for (int64_t c = range.begin; c < range.end; ++c, ++to)
-      for (int64_t t = 0; t < taps; ++t) weights[t * n + to] = file_order.data[c * taps + t];
-  return {weights, taps, static_cast<int32_t>(n)};
+  const std::vector<float> file_order = decode_values(require(name + ".weight", {taps, channels}));  // [channels, taps]
+  std::vector<float> weights;
+  for (int32_t t = 0; t < taps; ++t)
+    for (const RowRange& range : mine)
+      for (int64_t c = range.begin; c < range.end; ++c)
+        weights.push_back(file_order[static_cast<size_t>(c * taps + t)]);
+  return {backend_.place(weights), taps, total(mine)};
 }
 
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {

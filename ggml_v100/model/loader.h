@@ -37,6 +37,10 @@ class WeightLoader {
   // All throw ModelError naming the tensor, its shape and the one expected.
   VectorWeight vector(const std::string& name, int32_t size) const;
   VectorWeight optional_vector(const std::string& name, int32_t size) const;
+  // Values that are no tensor of the file.
+  VectorWeight place(std::span<const float> values) const;
+  // A vector in host memory; empty where the file has none.
+  std::vector<float> optional_values(const std::string& name, int32_t size) const;
   // All values of a tensor of the given shape, the first dimension contiguous.
   VectorWeight flat_vector(const std::string& name, std::vector<int64_t> shape) const;
   // A list of token ids below `vocab`; empty where the file has none.
@@ -71,7 +75,8 @@ class WeightLoader {
   const GgufTensor& require(const std::string& name, std::vector<int64_t> shape) const;
   const GgufTensor& find(const std::string& name) const;
   static void require_weight_type(const GgufTensor& tensor);
-  VectorWeight decode_vector(const GgufTensor& tensor) const;
+  // f32 in host memory.
+  std::vector<float> decode_values(const GgufTensor& tensor) const;
   // The one place where rows and columns of a tensor's matrix are picked. nullptr when none are.
   std::shared_ptr<const LinearWeight> pack(const GgufTensor& tensor, int32_t matrix, std::span<const RowRange> rows,
                                            std::span<const RowRange> columns, float scale) const;

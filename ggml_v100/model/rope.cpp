@@ -70,7 +70,7 @@ RopeTable RopeTableBuffer::fill(const RopeAngles& angles, std::span<const RopePo
       cosine_[r * pairs + p] = static_cast<float>(angles.magnitude * std::cos(angle));
       sine_[r * pairs + p] = static_cast<float>(angles.magnitude * std::sin(angle));
     }
-  return {cosine_.data(), sine_.data(), static_cast<int32_t>(pairs)};
+  return {cosine_.data(), sine_.data(), static_cast<int32_t>(pairs), static_cast<int32_t>(positions.size())};
 }
 
 }  // namespace v100

@@ -108,6 +108,16 @@ class ForwardingOps : public Ops {
   void broadcast(Tensor x, int32_t root) override { inner_->broadcast(x, root); }
   void tap(std::string_view name, int32_t layer, Tensor value) override { inner_->tap(name, layer, value); }
   void read(Tensor x, std::span<float> destination) override { inner_->read(x, destination); }
+  Tensor on_host(Tensor x) override { return inner_->on_host(x); }
+  RopeTable place_angles(const RopeTable& table) override { return inner_->place_angles(table); }
+  std::shared_ptr<std::byte[]> allocate(size_t bytes) override { return inner_->allocate(bytes); }
+  void copy_bytes(const std::byte* from, std::byte* to, size_t bytes) override { inner_->copy_bytes(from, to, bytes); }
+  void read_bytes(const std::byte* from, std::byte* host, size_t bytes) override {
+    inner_->read_bytes(from, host, bytes);
+  }
+  void write_bytes(const std::byte* host, std::byte* to, size_t bytes) override {
+    inner_->write_bytes(host, to, bytes);
+  }
   void set_threads(int32_t n_threads) override { inner_->set_threads(n_threads); }
   size_t arena_mark() const override { return inner_->arena_mark(); }
   void arena_release(size_t mark) override { inner_->arena_release(mark); }

@@ -53,10 +53,14 @@ class ObservedOps final : public ForwardingOps {
   void observe(Tensor x, const Routing& routing, int32_t slots_per_row, std::span<const ExpertLinear* const> weights) {
     if (routing.rows < kLeastObservedRows) return;
     read_input(x);
+    std::vector<int32_t> expert(static_cast<size_t>(routing.slots()));  // of each slot
+    inner().read_bytes(reinterpret_cast<const std::byte*>(routing.expert), reinterpret_cast<std::byte*>(expert.data()),
+                       expert.size() * sizeof(int32_t));
     for (const ExpertLinear* w : weights) {
       if (w->name.empty()) continue;
       InputSums& sums = sums_of(w->name, static_cast<int32_t>(w->experts.size()), x.features);
-      for (int32_t slot = 0; slot < routing.slots(); ++slot) add_row(sums, routing.expert[slot], slot / slots_per_row);
+      for (int32_t slot = 0; slot < routing.slots(); ++slot)
+        add_row(sums, expert[static_cast<size_t>(slot)], slot / slots_per_row);
     }
   }
 

@@ -40,7 +40,7 @@ class LinearWeight {
   const float scale;           // multiplies each element of W x: one for the matrix, beside the scales of its type
 };
 
-// A vector of f32 in the backend's memory (norm weights, biases).
+// A vector of f32 in the backend's memory (norm weights, biases), made by Backend::place.
 struct VectorWeight {
   std::shared_ptr<const float[]> data;
   int32_t size = 0;
@@ -157,11 +157,13 @@ enum class RopeLayout {
   halves,       // pair p = (p, p + rotated / 2)      "NEOX"
 };
 
-// Angles of a ubatch: cosine and sine, magnitude included, [rows, pairs] each. Built once per ubatch by model/rope.
+// Angles of a ubatch: cosine and sine, magnitude included, [rows, pairs] each. Built once per ubatch by model/rope in host
+// memory, then brought to where operations read it (Ops::place_angles).
 struct RopeTable {
   const float* cosine = nullptr;
   const float* sine = nullptr;
   int32_t pairs = 0;  // rotated features of a head / 2; the features after them are left alone
+  int32_t rows = 0;
 };
 
 class Ops {
@@ -353,6 +355,18 @@ class Ops {
 
   // Host copy of a tensor's rows, after all operations on it have finished.
   virtual void read(Tensor x, std::span<float> destination) = 0;
+  // x in host memory, after all operations on it have finished, until the next call; x itself where that is host memory.
+  virtual Tensor on_host(Tensor x) = 0;
+  // A table in host memory for rope and norm_rope. In the arena, like a tensor.
+  virtual RopeTable place_angles(const RopeTable& table) = 0;
+
+  // Memory of the device that outlives the arena: pages, states, kept inputs. Zero-filled, aligned to 256 bytes. The
+  // following three act in order with the operations; when read_bytes returns, the bytes are there, and when write_bytes
+  // returns, `from` may change.
+  virtual std::shared_ptr<std::byte[]> allocate(size_t bytes) = 0;  // throws OutOfMemory
+  virtual void copy_bytes(const std::byte* from, std::byte* to, size_t bytes) = 0;
+  virtual void read_bytes(const std::byte* from, std::byte* host, size_t bytes) = 0;
+  virtual void write_bytes(const std::byte* host, std::byte* to, size_t bytes) = 0;
 
   // Threads for the following operations, 1..n given at creation.
   virtual void set_threads(int32_t n_threads) = 0;
@@ -366,7 +380,10 @@ class Ops {
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual std::string_view name() const = 0;  // "reference", "generic", "avx2", "avx512"
+  virtual std::string_view name() const = 0;  // "reference", "generic", "avx2", "avx512", "cuda"
+
+  // A copy of the values in the device's memory, for VectorWeight and ConvWeight. Throws OutOfMemory.
+  virtual std::shared_ptr<const float[]> place(std::span<const float> values) const = 0;
 
   // rows: out_features rows of in_features values in file layout; scale: LinearWeight::scale. The pool's active threads share
   // the work.

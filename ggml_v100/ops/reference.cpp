@@ -13,6 +13,7 @@
 #include "ops/arena.h"
 #include "ops/causal_conv.h"
 #include "ops/delta_net.h"
+#include "ops/host.h"
 #include "ops/reference_blocks.h"
 #include "ops/routing.h"
 #include "ops/row_moves.h"
@@ -63,7 +64,7 @@ float dot_integer(const IntegerRows& w, int64_t n, int32_t in_features, const Qu
   return y;
 }
 
-class ReferenceOps final : public Ops {
+class ReferenceOps final : public HostOps {
  public:
   ReferenceOps(const ThreadSettings& threads, RankSeat seat) : pool_(threads), seat_(seat) {}
 
@@ -429,8 +430,6 @@ class ReferenceOps final : public Ops {
   void all_reduce(Tensor partial) override { seat_.all_reduce(partial.data, partial.size()); }
   void broadcast(Tensor x, int32_t root) override { seat_.broadcast(root, x.data, x.size()); }
 
-  void read(Tensor x, std::span<float> destination) override { std::copy_n(x.data, x.size(), destination.data()); }
-
   void set_threads(int32_t n_threads) override { pool_.set_active(n_threads); }
 
  protected:
@@ -479,7 +478,7 @@ class ReferenceOps final : public Ops {
   Arena arena_;
 };
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public HostBackend {
  public:
   std::string_view name() const override { return "reference"; }
   std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,

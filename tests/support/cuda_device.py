@@ -1,4 +1,4 @@
-"""Runs the compiled kernels on the machine's card through the driver alone: ctypes on libcuda.so.1, numpy in and out.
+"""Runs compiled kernels through the driver alone, the machine's or the emulated one: ctypes on libcuda.so.1 and numpy.
 
 Parameter structs are read from `ggml_v100/cuda/kernels/params.h`: a test and a kernel cannot disagree about a layout.
 """
@@ -110,8 +110,8 @@ class Array:
 class Device:
     """Device 0 with its primary context."""
 
-    def __init__(self, archive: Path) -> None:
-        self.library = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, archive: Path, library: str = "libcuda.so.1") -> None:
+        self.library = ctypes.CDLL(library)
         self.call("cuInit", 0)
         handle, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(handle), 0)
@@ -213,6 +213,11 @@ class Device:
             self.call("cuEventElapsedTime", ctypes.byref(elapsed), begin, end)
             times.append(elapsed.value)
         return float(np.median(times))
+
+
+def wide_grid(rows: int, features: int) -> tuple[int, int]:
+    """Grid of the kernels whose threads have four features of a row (wide_blocks of params.h)."""
+    return rows, -(-features // 1024)
 
 
 def linear_job(**fields: Any) -> ctypes.Structure:

@@ -29,9 +29,12 @@ __device__ __forceinline__ int column_of_c(int lane, int i) {
 // c += a * b^T for k = 4; sums in f32. SM70.
 __device__ __forceinline__ void mma_8x32x4(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
 #ifdef V100_BENCH_NO_MMA
-  // For timing the loads where the instruction is emulated: every operand is used, nothing is right.
-  c[0] += __uint_as_float((a0 ^ b0) & 0x3fffffffu);
-  c[1] += __uint_as_float((a1 ^ b1) & 0x3fffffffu);
+  // For timing the loads where the instruction is emulated: every operand is used, nothing is right. Two fused multiply-adds
+  // are the fewest instructions that take four operands.
+  c[0] = fmaf(__uint_as_float(a0), __uint_as_float(b0), c[0]);
+  c[1] = fmaf(__uint_as_float(a1), __uint_as_float(b1), c[1]);
+#elif defined(V100_EMULATED)
+  emulated_cuda::mma_m8n8k4(c, a0, a1, b0, b1);
 #else
   asm volatile(
       "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0,%1,%2,%3,%4,%5,%6,%7}, {%8,%9}, {%10,%11}, "

@@ -35,7 +35,26 @@ struct AddParams {
 struct ScaleParams {
   float* x;  // [n], in place
   int64_t n;
-  float factor;  // of scale; the cap of soft_cap
+  float factor;  // of scale and scaled_silu; the cap of soft_cap
+};
+
+// Kernels whose grid is (rows, wide_blocks(features)): a thread has four features of a row, 256 apart.
+constexpr int32_t wide_blocks(int32_t features) { return (features + 1023) / 1024; }
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct AddVectorParams {
+  float* x;             // [rows, features], in place
+  const float* vector;  // [features]
+  int32_t rows, features;
+};
+
+// x[indices[i]] = fma(factors[i], added[i], x[indices[i]]). Grid (rows, wide_blocks(features)), 256 threads.
+struct AddScaledRowsParams {
+  float* x;                // [*, features], in place
+  const float* added;      // [rows, features]
+  const int32_t* indices;  // [rows], all different
+  const float* factors;    // [rows]
+  int32_t rows, features;
 };
 
 // y = act(gate) * up.
@@ -80,6 +99,90 @@ struct GatherRowsParams {
   const int32_t* indices;  // [rows]
   float* y;                // [rows, features]
   int32_t rows, features;
+};
+
+// A rectangle of one tensor into another: place, copy, each half of concatenate, columns of a fused product. Grid
+// (rows, wide_blocks(columns)), 256 threads.
+struct CopyColumnsParams {
+  const float* x;  // row r at x + r * from_stride
+  float* y;        // row r at y + r * to_stride; the two do not overlap
+  int64_t from_stride, to_stride;
+  int32_t rows, columns;
+};
+
+// Grid any, 256 threads.
+struct FillParams {
+  float* x;  // [n]
+  int64_t n;
+  float value;
+};
+
+// Of each row the one before it in its sequence, or that of the record. No sequence may write a slot that another one reads.
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct PreviousRowsParams {
+  const float* x;             // [rows, features]
+  float* y;                   // [rows, features], not x
+  float* last;                // slot s at last + s * slot_values: [features]
+  const int32_t* sequence;    // [rows], ascending
+  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* state_from;  // [sequences], -1: zeros
+  const int32_t* state_to;    // [sequences], may be state_from; -1: nothing is written
+  int64_t slot_values;
+  int32_t rows, features;
+};
+
+// Residual streams: `features` are those of one stream; a row holds the streams side by side.
+//
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct RepeatStreamsParams {
+  const float* x;  // [rows, features]
+  float* y;        // [rows, streams, features]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, streams), 256 threads.
+struct NormStreamsParams {
+  const float* x;       // [rows, streams, features]
+  const float* weight;  // [streams, features]
+  float* y;             // [rows, streams, features], may be x
+  int32_t rows, features, streams;
+  float eps;
+};
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct MixStreamsParams {
+  const float* x;     // [rows, streams, features]
+  const float* gate;  // [rows, streams, features]
+  float* y;           // [rows, features]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct AddToStreamsParams {
+  float* x;             // [rows, streams, features], in place
+  const float* y;       // [rows, features]
+  const float* inject;  // [rows, streams]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, streams), 256 threads.
+struct GateMemoryParams {
+  const float* key;    // [rows, streams, features]
+  const float* query;  // [rows, streams, features]
+  const float* value;  // [rows, features]
+  float* y;            // [rows, streams, features], may be key or query
+  int32_t rows, features, streams;
+};
+
+// Row r belongs to block r / block_rows. Grid (rows, wide_blocks(features)), 256 threads.
+struct BlockConvParams {
+  const float* x;     // [rows, features]
+  const float* base;  // [2, taps, features]
+  const float* own;   // [rows, 2, taps, features / group]
+  float* y;           // [rows, features], not x
+  int32_t rows, features, taps, group;
+  int32_t place;  // 0 before, 1 after a layer
+  int32_t block_rows;
 };
 
 // Activations as an f16 panel: [K / 8][tiles][8 rows][8], so that the eight rows of a tile are 128 adjacent bytes and all
@@ -205,16 +308,70 @@ struct KvCache {
   int32_t kv_heads, head_dim;  // of keys and of values
   int32_t type_k, type_v;      // KvType
   int32_t group, skew;         // query head h reads kv head (h + skew) / group
+  int32_t block;               // of an index cache, KvShape::block; else 0
 };
 
+// Grid: a warp for each row, kv head, 32 features (rounded up) and k or v, 8 to a block of 256 threads.
 struct KvAppendParams {
-  const float* k;             // [rows, kv_heads * head_dim]
-  const float* v;             // the same
+  const float* k;             // [rows, kv_heads * head_dim], or nullptr: only v is stored
+  const float* v;             // [rows, kv_heads * head_dim]
   const int32_t* kv_index;    // [rows], of the row's token in its sequence
   const int32_t* sequence;    // [rows]
   const int32_t* page_table;  // [sequences, most_pages]: token i of a sequence lies in page i / 256
   KvCache cache;
   int32_t rows, most_pages;
+};
+
+// Indices first..first + rows of one sequence. The grid of kv_append.
+struct KvReadParams {
+  float* k;              // [rows, kv_heads * head_dim]
+  float* v;              // the same
+  const int32_t* pages;  // of the sequence
+  KvCache cache;
+  int32_t rows, first;
+};
+
+// Sparse attention: an index cache (KvCache::block > 0) has the tokens' index keys as values, stored by kv_append without k,
+// and the blocks' keys as keys. At most 256 features. Grid ((rows + 7) / 8), 256 threads.
+struct BlockKeysParams {
+  const float* weight;        // [head_dim], of the norm
+  const float* cosine;        // [blocks, pairs]: one row for each block that a row ends
+  const float* sine;          // [blocks, pairs]
+  const int32_t* block_row;   // [rows]: which of these; -1: the row's token ends no block
+  const int32_t* kv_index;    // [rows]
+  const int32_t* sequence;    // [rows]
+  const int32_t* page_table;  // [sequences, most_pages]
+  KvCache cache;
+  int32_t rows, most_pages, pairs;
+  float eps;
+};
+
+// Dynamic shared memory of score_blocks_N, `rows` = N. N = 32 where that is at most 96 KB, and more than 8 rows are there.
+constexpr int32_t index_shared_bytes(int32_t head_dim, int32_t heads, int32_t rows) {
+  return heads * rows * ((head_dim + 31) / 32 * 128 + 4);
+}
+
+// Grid (row_blocks, any, sequences), 256 threads: row_blocks at least the rows of any sequence over N; y: eight tiles of 32
+// block keys each, or fewer blocks that then take several.
+struct ScoreBlocksParams {
+  const float* q;             // [rows, heads * head_dim]
+  const int32_t* visible;     // [rows, 2]: kv indices [0, end) that the row sees
+  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* page_table;  // [sequences, most_pages]
+  float* scores;              // [rows, score_stride]; not written for rows that see no more blocks than `most`
+  KvCache cache;              // of the index
+  int32_t heads, most_pages;
+  int32_t score_stride;  // at least the complete blocks that any row sees
+  int32_t most;          // blocks that a row chooses
+};
+
+// Grid (rows), 512 threads.
+struct ChooseBlocksParams {
+  const float* scores;     // [rows, score_stride]
+  const int32_t* visible;  // [rows, 2]
+  int32_t* count;          // [rows]
+  int32_t* blocks;         // [rows, most], the first count of a row, ascending
+  int32_t rows, score_stride, block, most;
 };
 
 // The rows of a sequence are adjacent: first_row[s] to first_row[s + 1].
@@ -230,6 +387,35 @@ struct AttentionParams {
   int32_t heads, most_pages;
   int32_t partitions;  // decode: at least those of the longest view, counted from index 0
   int32_t row_blocks;  // of a kv head: for each sequence at least its rows * group over the rows of the kernel
+  float scale;
+};
+
+// Dynamic shared memory of sparse_attention_N, `heads` = N.
+constexpr int32_t sparse_shared_bytes(int32_t head_dim, int32_t heads) {
+  const int32_t blocks = (head_dim + 31) / 32;
+  return heads * (64 * blocks + 512 + 80) + 2048 + (8 / blocks - 1) * blocks * 1024;
+}
+
+// Tokens of a row that a partition of sparse_attention_N has.
+constexpr int32_t kSparsePartition = 256;
+
+// sparse_attention_N, N = 8, 16 or 32: the least with group <= N, or 32. Grid (rows, kv_heads * head_blocks, partitions), 256
+// threads; head_blocks: group over N, rounded up. Prompts: part_y is nullptr, partitions 1. Few rows: partitions at least
+// ((most + 1) * max(block, 4) + 255) / 256, then sparse_combine, grid (heads, rows), 256 threads. At most 256 features.
+struct SparseAttentionParams {
+  const float* q;             // [rows, heads * head_dim]
+  const int32_t* visible;     // [rows, 2]: kv indices [0, end) that the row sees if their blocks are chosen
+  const int32_t* sequence;    // [rows]
+  const int32_t* page_table;  // [sequences, most_pages]
+  const int32_t* count;       // [rows]: blocks chosen
+  const int32_t* blocks;      // [rows, most], ascending: tokens [block * b, block * (b + 1))
+  float* y;                   // [rows, heads * head_dim]; with part_y it is sparse_combine that writes it
+  float* part_y;              // [rows, heads, partitions, head_dim], not yet divided by the weight; or nullptr
+  float* part_weight;         // [rows, heads, partitions, 2]: largest score in powers of 2, sum of the weights
+  KvCache cache;
+  int32_t heads, most_pages;
+  int32_t block, most;  // block: a power of 2 from 2 to 256
+  int32_t partitions, head_blocks;
   float scale;
 };
 

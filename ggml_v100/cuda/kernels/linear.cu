@@ -16,7 +16,7 @@
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
 #include "codecs.cuh"
-#include "jobs.cuh"
+#include "linear.cuh"
 
 namespace v100::cuda {
 
@@ -143,10 +143,9 @@ __device__ __forceinline__ void linear(const LinearParams& p) {
 #pragma unroll
     for (int s = 0; s < kParts; ++s) y += partial[column][s][output];
     const bool is_output = is_there && row < work[column].rows && feature < job.out_features;
-    if (is_output) {
-      y = __fmul_rn(y * p.row_scale[work[column].first + row], work[column].scale);
-      if (job.bias != nullptr) y = __fadd_rn(y, job.bias[feature]);
-    }
+    if (is_output)
+      y = output_of(job, work[column].scale, y, p.row_scale[work[column].first + row],
+                    job.bias != nullptr ? job.bias[feature] : 0.0f);
     __syncthreads();  // all sums are read before the next tile's, or the up values, take their place
     if (kGated) {
       if (column == 1) partial[1][0][output] = y;

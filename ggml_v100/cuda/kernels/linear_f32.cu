@@ -10,7 +10,7 @@
 // Numerics  K is cut into groups of 4, and these into 8 parts, as even as they go. A lane takes every 32nd group of a part: fma
 //           ascending, from 0. Then the 8 parts of a lane in order, from 0; then the lanes (base.cuh). The order depends on K
 //           alone: a row has the same bits in both kernels, with any others.
-#include "jobs.cuh"
+#include "linear.cuh"
 
 namespace v100::cuda {
 

@@ -194,7 +194,7 @@ struct PanelParams {
   uint16_t* panel;         // f16, [features / 8, tiles, 8, 8]
   float* row_scale;        // [rows]
   int32_t rows, features;  // features a multiple of 8
-  int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4 or 8
+  int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
 // Weights of file layout into records (codecs.cuh).
@@ -263,6 +263,7 @@ struct ExpertPanelParams {
 };
 
 constexpr int32_t kMostLinearJobs = 8;
+constexpr int32_t kPromptRows = 128;  // panels of linear_prompt.cu have rows up to a multiple of this
 
 // One weight matrix of a launch, or one per expert. A tile is 32 output features.
 struct LinearJob {
@@ -279,7 +280,7 @@ struct LinearJob {
 struct LinearParams {
   const uint16_t* panel;   // of the input, with as many tiles as the kernel has
   const float* row_scale;  // [rows]
-  int32_t rows;            // at most 8 times the tiles of the kernel
+  int32_t rows;            // at most 8 times the tiles of the kernel; any number for linear_prompt.cu
   int32_t in_features;
   int32_t jobs, tiles;      // tiles: of all jobs together
   int32_t activation;       // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y

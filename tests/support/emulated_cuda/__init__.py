@@ -1,4 +1,4 @@
-"""A CUDA device that is none: our kernels compiled for the host and a driver library that runs them (docs/kernels.md)."""
+"""A CUDA device that is none: kernels compiled for the host and a driver library that runs them (docs/kernels.md)."""
 
 from support.emulated_cuda.build import BuildError, NoCompilerError, ensure_built
 

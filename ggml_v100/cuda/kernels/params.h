@@ -301,6 +301,8 @@ struct ChooseBlocksParams {
   int32_t rows, score_stride, block, most;
 };
 
+// Caches with q4_1, q5_0 or q5_1 on either side: units whose names end in _counted, for heads of 64, 128 and 256 features, with
+// attention_decode_16_counted and _64_counted, attention_prompt; attention_combine is that of the plain unit.
 // The rows of a sequence are adjacent: first_row[s] to first_row[s + 1].
 struct AttentionParams {
   const float* q;             // [rows, heads * head_dim]

@@ -399,6 +399,32 @@ struct EmbedParams {
   int32_t rows, features;
 };
 
+// Where a row's first NaN or +infinity stands. Grid (any, rows), 256 threads.
+struct FindFlawsParams {
+  const float* logits;  // [rows, n]
+  int32_t* first;       // [rows], at least n before (memory set to 0x7f bytes), and after where there is none
+  int32_t n;
+};
+
+// Grid (any, rows), 256 threads.
+struct MaskLogitsParams {
+  float* logits;           // [rows, n], in place: -infinity where the token's bit is not set
+  const uint32_t* masks;   // [masks, (n + 31) / 32]: token t is bit t % 32 of word t / 32
+  const int32_t* mask_of;  // [rows], -1: none
+  int32_t n;
+};
+
+// Biases, then penalties on the listed tokens of each row. Grid (rows), 256 threads.
+struct SteerLogitsParams {
+  float* logits;               // [rows, n], in place
+  const int32_t* first_token;  // [rows + 1]: the row's stretch of the lists
+  const int32_t* tokens;       // each once in a row
+  const float* biases;         // added; 0 where there is none
+  const int32_t* counts;       // in the window of penalties; 0: no penalty
+  const float* penalties;      // [rows, 3]: repeat, frequency, presence; 1, 0, 0: none
+  int32_t n;
+};
+
 // One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.
 struct TopKParams {
   const float* logits;   // [rows, n], or nullptr: `keys` are given

@@ -568,6 +568,9 @@ cdef class Engine:
     def clear(self, int32_t seq_id):
         self.engine().get().clear(seq_id)
 
+    def pretend(self, int32_t seq_id, int32_t n_tokens):
+        self.engine().get().pretend(seq_id, n_tokens)
+
     @property
     def can_shift(self):
         return bool(self.engine().get().can_shift())

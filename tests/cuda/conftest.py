@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import compile_kernels
-from support.cuda_device import Device
+from support.cuda_device import Card, Device
 
 
 def has_driver() -> bool:
@@ -27,17 +27,17 @@ def has_driver() -> bool:
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
     if os.environ.get("EMULATED_CUDA", "0") != "0" or not has_driver():
-        from support import emulated_cuda
+        from support.emulated_cuda import NoCompilerError
+        from support.emulated_cuda.device import EmulatedDevice
 
         try:
-            folder = emulated_cuda.ensure_built()
-        except emulated_cuda.NoCompilerError as error:
+            return EmulatedDevice()
+        except NoCompilerError as error:
             pytest.skip(f"needs an NVIDIA driver, or for the emulated device: {error}")
-        return Device(folder / "kernels.archive", str(folder / "libcuda.so.1"))
     kernels = os.environ.get("V100_KERNELS_DIR")
     if kernels is None:
         if compile_kernels.find_compiler() is None:
             pytest.skip("needs V100_KERNELS_DIR or a compiler for SM70")
         kernels = str(tmp_path_factory.mktemp("kernels"))
         compile_kernels.compile_all(Path(kernels), os.cpu_count() or 1)
-    return Device(Path(kernels) / "kernels.archive")
+    return Card(Path(kernels) / "kernels.archive")

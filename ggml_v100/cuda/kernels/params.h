@@ -194,7 +194,7 @@ struct PanelParams {
   uint16_t* panel;         // f16, [features / 8, tiles, 8, 8]
   float* row_scale;        // [rows]
   int32_t rows, features;  // features a multiple of 8
-  int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4 or 8
+  int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
 // Weights of file layout into records (codecs.cuh).
@@ -202,29 +202,103 @@ struct RepackParams {
   const uint8_t* rows;  // [out_features, in_features / block] blocks
   uint8_t* packed;  // [(out_features + 31) / 32, in_features / block] records; zeros before, for the last one's rest
   int32_t out_features;
-  int32_t blocks;  // of a row
+  int32_t blocks;    // of a row; of BF16, 32 values are one
+  int32_t exponent;  // of BF16: values are multiplied by 2^exponent, -126 to 126
+};
+
+// The largest magnitude among bf16 values, as its 15 bits, of each block's share. Any grid, blocks of 256 threads.
+struct LargestParams {
+  const uint16_t* values;  // [n]
+  uint32_t* largest;       // [gridDim.x]
+  int64_t n;
+};
+
+// RepackParams::exponent of a matrix of bf16: the largest value goes to 2^14..2^15, as rows of a panel do, so none overflows
+// and those down to 2^-31 of it keep their 8 bits. The weight's scale, or EmbedParams::exponent, undoes it.
+constexpr int32_t bf16_exponent(uint32_t largest) {
+  const int32_t exponent = 14 + 127 - static_cast<int32_t>(largest >> 7);
+  return largest == 0 ? 0 : exponent < 126 ? exponent : 126;
+}
+
+// Mixtures of experts. A routing has slots, slot r * used + j being choice j of row r. group_slots sorts them by expert and
+// cuts each expert's into items of at most as many rows as the kernel that multiplies them has.
+struct ExpertItem {
+  int32_t expert;
+  int32_t first, rows;  // order[first], ..., order[first + rows - 1] are its slots; rows 0: there is nothing to do
+};
+
+// Grid experts / 8 + 1 of 256 threads: a warp per expert and one for the items that are not needed.
+struct GroupSlotsParams {
+  const int32_t* expert;   // [slots], each below `experts`
+  int32_t* order;          // [slots]: those of expert 0 ascending, then those of expert 1, ...
+  ExpertItem* items;       // [most_items], in the order of their slots; those not needed have no rows
+  int32_t slots, experts;  // experts at most 1024
+  int32_t rows_of_item;    // R of the kernel: 8, 16, 32 or 64
+  int32_t most_items;      // most_expert_items(slots, experts, R)
+};
+
+// Items that any routing may need, known before it: the grid of a launch does not depend on what was routed where.
+constexpr int32_t most_expert_items(int32_t slots, int32_t experts, int32_t rows_of_item) {
+  const int32_t in_use = slots < experts ? slots : experts;
+  const int64_t items = (slots + static_cast<int64_t>(in_use) * (rows_of_item - 1)) / rows_of_item;
+  return static_cast<int32_t>(items < slots ? items : slots);
+}
+
+// An expert's matrix, packed; nullptr gives zeros: the expert belongs to another rank.
+struct ExpertWeight {
+  const uint8_t* weight;
+  float scale;  // of the matrix, as LinearJob's
+};
+
+// A panel for each item, of the rows of x that its slots read. Grid (R, most_items) of 256 threads.
+struct ExpertPanelParams {
+  const float* x;           // [slots / slots_per_row, features]: slot s reads row s / slots_per_row
+  const ExpertItem* items;  // [most_items]
+  const int32_t* order;     // [slots]
+  uint16_t* panel;   // f16, [most_items][features / 8, tiles, 8, 8]; rows that an item has not are left as they are
+  float* row_scale;  // [slots], in the order of `order`
+  int32_t features;  // a multiple of 8
+  int32_t tiles;     // R / 8
+  int32_t slots_per_row;  // `used` for what is before the experts, 1 for what they made
 };
 
 constexpr int32_t kMostLinearJobs = 8;
+constexpr int32_t kPromptRows = 128;  // panels of linear_prompt.cu have rows up to a multiple of this
 
-// One weight matrix of a launch. A tile is 32 output features.
+// One weight matrix of a launch, or one per expert. A tile is 32 output features.
 struct LinearJob {
   const uint8_t* weight;  // packed
   const float* bias;      // [out_features] or nullptr
-  float* y;               // [rows, out_features]
+  float* y;               // [rows, out_features]; with items [slots, out_features]
   int32_t out_features;
-  int32_t first_tile;  // of the launch
-  float scale;         // of the weight: y = scale * W x + bias
-  int32_t adds;        // 1: y += instead of y =
+  int32_t first_tile;           // of the launch
+  float scale;                  // of the weight: y = scale * W x + bias
+  int32_t adds;                 // 1: y += instead of y =
+  const ExpertWeight* experts;  // [experts]: with items, instead of weight and scale
 };
 
 struct LinearParams {
   const uint16_t* panel;   // of the input, with as many tiles as the kernel has
   const float* row_scale;  // [rows]
-  int32_t rows;            // at most 8 times the tiles of the kernel
+  int32_t rows;            // at most 8 times the tiles of the kernel; any number for linear_prompt.cu
   int32_t in_features;
-  int32_t jobs, tiles;  // tiles: of all jobs together
-  int32_t activation;   // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
+  int32_t jobs, tiles;      // tiles: of all jobs together
+  int32_t activation;       // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
+  const ExpertItem* items;  // [gridDim.y], or nullptr. With items panel and row_scale are those of ExpertPanelParams
+  const int32_t* order;     // [slots], of the items
+  LinearJob job[kMostLinearJobs];
+};
+
+// Matrices of f32: the weight of a job is [out_features, in_features] f32, not packed. Blocks of 256 threads; a tile of a job
+// is 4 features of rows8, 16 of rows16. Grid (tiles of all jobs, (rows + 7) / 8) for rows8, which is for up to 64 rows, and
+// (tiles, (rows + 15) / 16) for rows16; with items (tiles, most_items), R being 8 and 16.
+struct LinearF32Params {
+  const float* x;  // [rows, in_features]; with items [slots / slots_per_row, in_features]
+  int32_t rows;    // without items
+  int32_t in_features, jobs;
+  int32_t slots_per_row;    // with items: slot s reads row s / slots_per_row
+  const ExpertItem* items;  // [gridDim.y], or nullptr
+  const int32_t* order;     // [slots], of the items
   LinearJob job[kMostLinearJobs];
 };
 
@@ -391,12 +465,14 @@ struct MixExpertsParams {
   int32_t rows, features, used;
 };
 
-// Rows of a table that is packed as a weight matrix is: embeddings, which may be those of the output.
+// Rows of a table that is packed as a weight matrix is: embeddings, which may be those of the output. Those of a table of f32
+// are gather_rows.
 struct EmbedParams {
   const uint8_t* table;   // packed (codecs.cuh)
   const int32_t* tokens;  // [rows]
   float* y;               // [rows, features]
   int32_t rows, features;
+  int32_t exponent;  // y is 2^exponent, -126 to 126, times what the table says; 0 but for BF16
 };
 
 // Where a row's first NaN or +infinity stands. Grid (any, rows), 256 threads.

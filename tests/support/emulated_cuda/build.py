@@ -65,19 +65,22 @@ def ensure_built(units: Iterable[str] | None = None, jobs: int | None = None) ->
     `units` are names of units.json, by default all. Raises BuildError, where there is no compiler NoCompilerError.
     """
     table = {unit.name: unit for unit in read_units()}
-    wanted = list(table) if units is None else list(dict.fromkeys(units))
-    unknown = [name for name in wanted if name not in table]
+    names = list(table) if units is None else list(dict.fromkeys(units))
+    unknown = [name for name in names if name not in table]
     if unknown:
         raise BuildError(f"no such kernel unit: {', '.join(unknown)}")
+    return build_units([table[name] for name in names], jobs)
+
+
+def build_units(units: Sequence[Unit], jobs: int | None = None) -> Path:
+    """The same of units that need not be those of units.json."""
     root = cache_dir()
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(root / "lock"):
-        library = _build_driver(root)
-        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-            objects = dict(
-                zip(wanted, pool.map(lambda name: _build_unit(root, table[name], library), wanted), strict=True)
-            )
-        return _folder(root, library, objects)
+    for folder in ("stamps", "units", "locks"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    library = _build_driver(root)
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        made = list(pool.map(lambda unit: _build_unit(root, unit, library), units))
+    return _folder(root, library, {unit.name: path for unit, path in zip(units, made, strict=True)})
 
 
 # --- the compiler -----------------------------------------------------------------------------------------------------
@@ -129,12 +132,13 @@ def _build_driver(root: Path) -> Path:
     sources = [HERE / name for name in DRIVER_SOURCES]
     key = _digest(_identity(), DRIVER_FLAGS, *sources, HERE / "executor.h")
     library = root / f"driver-{key}" / "libcuda.so.1"
-    if not library.exists():
-        library.parent.mkdir(exist_ok=True)
-        partial = library.with_suffix(".partial")
-        command = [*_compiler(), *DRIVER_FLAGS, *_machine_flags(), *map(str, sources), "-ldl", "-o", str(partial)]
-        _run(command, "the emulated driver")
-        partial.replace(library)
+    with FileLock(root / "locks" / "driver"):
+        if not library.exists():
+            library.parent.mkdir(exist_ok=True)
+            partial = library.with_suffix(".partial")
+            command = [*_compiler(), *DRIVER_FLAGS, *_machine_flags(), *map(str, sources), "-ldl", "-o", str(partial)]
+            _run(command, "the emulated driver")
+            partial.replace(library)
     return library
 
 
@@ -142,6 +146,12 @@ def _build_driver(root: Path) -> Path:
 
 
 def _build_unit(root: Path, unit: Unit, library: Path) -> Path:
+    # Programs that build at the same time share the work.
+    with FileLock(root / "locks" / unit.name):
+        return _build_locked(root, unit, library)
+
+
+def _build_locked(root: Path, unit: Unit, library: Path) -> Path:
     headers = [*sorted(KERNELS.glob("*.cuh")), *sorted(KERNELS.glob("*.h")), *(HERE / name for name in LANGUAGE)]
     flags = [*KERNEL_FLAGS, *_machine_flags()]
     defines = [f"-D{name}={value}" for name, value in unit.defines.items()]
@@ -154,7 +164,6 @@ def _build_unit(root: Path, unit: Unit, library: Path) -> Path:
     # Lines say where a mistake is, but do not tell one unit from another.
     code = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith("# "))
     made = root / "units" / f"{unit.name}-{_digest(_identity(), KERNEL_FLAGS, code)}.so"
-    made.parent.mkdir(exist_ok=True)
     if not made.exists():
         source, partial = made.with_suffix(".ii"), made.with_suffix(".partial")
         source.write_text(text)
@@ -163,7 +172,6 @@ def _build_unit(root: Path, unit: Unit, library: Path) -> Path:
         _run([*_compiler(), *flags, str(source), *link], unit.name)
         partial.replace(made)
         source.unlink()
-    stamp.parent.mkdir(exist_ok=True)
     stamp.write_text(str(made))
     return made
 
@@ -243,14 +251,15 @@ def _arguments(text: str, at: int) -> tuple[list[str], int]:
 def _folder(root: Path, library: Path, objects: dict[str, Path]) -> Path:
     folder = root / f"set-{_digest(str(library), sources_key(), [f'{n} {p}' for n, p in objects.items()])}"
     archive = folder / "kernels.archive"
-    if not archive.exists():
-        folder.mkdir(exist_ok=True)
-        link = folder / "libcuda.so.1"
-        if not link.exists():
-            link.symlink_to(library)
-        partial = folder / "kernels.partial"
-        partial.write_bytes(archive_of(objects))
-        partial.replace(archive)
+    with FileLock(root / "locks" / folder.name):
+        if not archive.exists():
+            folder.mkdir(exist_ok=True)
+            link = folder / "libcuda.so.1"
+            if not link.exists():
+                link.symlink_to(library)
+            partial = folder / "kernels.partial"
+            partial.write_bytes(archive_of(objects))
+            partial.replace(archive)
     return folder
 
 

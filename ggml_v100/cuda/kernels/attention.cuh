@@ -219,15 +219,20 @@ struct Attention {
   }
 
  private:
+  // kv_part_bytes; for fewer types it takes fewer registers.
+  __device__ __forceinline__ static constexpr int part_bytes(int32_t type) {
+    if constexpr (kCounted) return kv_part_bytes(type, kHeadDim);
+    return kPageTiles * kBlocks * (kv_strip_loads(type) * 512 + (type == kKvF16 ? 0 : kStripValues * 2));
+  }
   // Keys or values of the block's kv head in a page. Found anew for each: an address kept over a page is two registers.
   __device__ __forceinline__ static const uint8_t* head_part(const AttentionParams& p, const AttentionBlock& b,
                                                              int page, bool is_value) {
-    const int key_bytes = kv_part_bytes(p.cache.type_k, kHeadDim);
+    const int key_bytes = part_bytes(p.cache.type_k);
     const int64_t id = p.page_table[static_cast<int64_t>(b.sequence) * p.most_pages + page];
     const uint8_t* parts = p.cache.pages + id * p.cache.page_bytes;
     if (!is_value) return parts + static_cast<int64_t>(b.kv_head) * key_bytes;
     return parts + static_cast<int64_t>(p.cache.kv_heads) * key_bytes +
-           static_cast<int64_t>(b.kv_head) * kv_part_bytes(p.cache.type_v, kHeadDim);
+           static_cast<int64_t>(b.kv_head) * part_bytes(p.cache.type_v);
   }
 
   __device__ __forceinline__ void load_views(const AttentionParams& p, const AttentionBlock& b, Shared& shared) {
@@ -297,7 +302,7 @@ struct Attention {
     const uint16_t* a = shared.queries + row_of_a(lane) * 8;
     const uint8_t* from = keys + tile * kBlocks * strip_bytes + lane * 16;
     Strip strip;
-    load_strip(strip, from, lane, type);
+    load_strip(strip, from, lane_id(), type_of<Strip>(type));
     uint32_t next_scale = kScaled ? stream_2(scales) : 0;
 #pragma unroll 1
     for (int block = 0; block < kBlocks; ++block, a += 4 * kOctet) {
@@ -312,7 +317,7 @@ struct Attention {
       for_each<4>([&]<int octet>() {
         uint32_t w[4];
         strip.template decode<octet>(w);
-        if (has_next) refill<octet>(strip, from, lane, type);
+        if (has_next) refill<octet>(strip, from, lane_id(), type_of<Strip>(type));
         if (kScaled) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) w[i] = scaled<Strip>(w[i], scale, minimum);
@@ -426,7 +431,7 @@ struct Attention {
     Strip strip;
     uint32_t next_pair = 0;
     if (unit < stop) {
-      load_strip(strip, codes + unit * strip_bytes, lane_id(), type);
+      load_strip(strip, codes + unit * strip_bytes, lane_id(), type_of<Strip>(type));
       if (kScaled) next_pair = stream_4(scales + unit * (kStripValues * 2));
     }
 #pragma unroll 1
@@ -443,7 +448,7 @@ struct Attention {
       for_each<4>([&]<int octet>() {
         uint32_t w[4];
         strip.template decode<octet>(w);
-        if (has_next) refill<octet>(strip, codes + (unit + kParts) * strip_bytes, lane_id(), type);
+        if (has_next) refill<octet>(strip, codes + (unit + kParts) * strip_bytes, lane_id(), type_of<Strip>(type));
         if (kScaled) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {

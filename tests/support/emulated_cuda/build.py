@@ -37,7 +37,7 @@ DRIVER_FLAGS = (
     "-std=c++20", "-O3", "-fPIC", "-fvisibility=default", "-shared", "-pthread",
     "-Wall", "-Wextra", "-Werror",
     "-Wno-restrict",  # of gcc 12 in the sum of two strings, where there is nothing
-    "-Wl,-soname,libcuda.so.1",
+    "-Wl,-soname,libcuda_emulated.so.1",  # by which units find it; a real libcuda.so.1 can be loaded beside it
     "-Wl,-z,nodelete",  # its threads outlive whoever loaded it
 )  # fmt: skip
 DRIVER_SOURCES = ("executor.cpp", "libcuda.cpp")
@@ -163,7 +163,7 @@ def _build_locked(root: Path, unit: Unit, library: Path) -> Path:
     text = host_source(preprocessed)
     # Lines say where a mistake is, but do not tell one unit from another.
     code = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith("# "))
-    made = root / "units" / f"{unit.name}-{_digest(_identity(), KERNEL_FLAGS, code)}.so"
+    made = root / "units" / f"{unit.name}-{_digest(_identity(), KERNEL_FLAGS, DRIVER_FLAGS, code)}.so"
     if not made.exists():
         source, partial = made.with_suffix(".ii"), made.with_suffix(".partial")
         source.write_text(text)

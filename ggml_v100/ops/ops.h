@@ -250,7 +250,9 @@ class Ops {
   // Writes k [rows, kv_heads * head_dim_k] and v of each row at its kv_index. Stored values: rounded to nearest even for
   // f16/bf16. Q8_0: per 32 features of a head p_i and dx of linear's activation rule, dx stored as f16.
   // Q4_0: per 32, m = the value of largest magnitude (first of equals), d = m / -8, q = min(15, trunc(fma(x, 1 / d, 8.5)))
-  // (d = 0: q = 8), d stored as f16. Reading back: f32(d) * q (q - 8 for Q4_0).
+  // (d = 0: q = 8), d stored as f16. Q5_0: the same with -16, 31 and 16.5. Q4_1, Q5_1: d = (max - min) / 15 or 31,
+  // q = min(15 or 31, trunc(fma(x - min, 1 / d, 0.5))) (d = 0: q = 0), d and m = min stored as f16.
+  // Reading back: f32(d) * q (q - 8 for Q4_0, q - 16 for Q5_0), fma(q, f32(d), f32(m)).
   virtual void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) = 0;
 
   // rope, or norm_rope, of q [rows, heads * head_dim] and of k in place, then kv_append of k and v. One step on devices.

@@ -307,7 +307,8 @@ class Work(NamedTuple):
     draft: tokens that are guessed to come next. The sequence gets `tokens` and what the sampler confirms of the draft;
     one output comes for each confirmed token, and one more. proposals: what each drafted token was drawn from, (token,
     probability) pairs, for rejection sampling; none: the likeliest tokens. ends: tokens behind which no draft stands.
-    synthetic: for benchmarks.
+    synthetic: for benchmarks. masks: `[len(draft) + 1, words]`, the tokens allowed after `tokens` and after each token
+    of the draft, as `Sampler.set_mask` takes them; the last one used stays. None: the sampler's own mask throughout.
     """
 
     seq_id: int
@@ -320,6 +321,7 @@ class Work(NamedTuple):
     proposals: Sequence[Sequence[tuple[int, float]]] = ()
     ends: Sequence[int] = ()
     synthetic: SyntheticAcceptance | None = None
+    masks: NDArray[np.uint32] | None = None
 
 @final
 class LogitsRow:
@@ -663,6 +665,10 @@ class Engine:
     def fork(self, src: int, dst: int, length: int) -> None:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write). Errors as `truncate`."""
     def clear(self, seq_id: int) -> None: ...
+    def pretend(self, seq_id: int, n_tokens: int) -> None:
+        """For benchmarks of long contexts: `n_tokens` more tokens of id 0 that nobody has computed; their keys, values and
+        state are what the memory holds. Errors as `step`; `InvalidArgument` with ``cache_bytes`` other than 0.
+        """
     @property
     def can_shift(self) -> bool:
         """Whether `shift` works: not for recurrent models, for positions of several channels, or without `swa_full`."""

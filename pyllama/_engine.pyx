@@ -28,8 +28,8 @@ from pyllama.errors import InvalidArgument, PyllamaError
 KeyValue = namedtuple("KeyValue", "key type value")
 TypeTraits = namedtuple("TypeTraits", "id block_values block_bytes is_quantized")
 TensorInfo = namedtuple("TensorInfo", "name type_name shape offset n_bytes shard")
-Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs logits draft proposals ends synthetic",
-                  defaults=(None, 0, False, None, (), (), (), None))
+Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs logits draft proposals ends synthetic masks",
+                  defaults=(None, 0, False, None, (), (), (), None, None))
 EmbeddingWork = namedtuple("EmbeddingWork", "seq_id tokens pool ends", defaults=(True,))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
 InputSums = namedtuple("InputSums", "squares n_rows")
@@ -464,9 +464,11 @@ cdef class Engine:
         cdef Sampler sampler
         cdef SyntheticAcceptance synthetic
         cdef LogitsRow row
+        cdef const uint32_t[:, ::1] masks
         cdef size_t i
+        kept = []  # what the spans of masks point at
         for (seq_id, item_tokens, item_sampler, n_probs, post_sampling_probs, item_row, draft, draft_proposals, end_tokens,
-             rates) in work:
+             rates, item_masks) in work:
             tokens.push_back(token_vector(item_tokens))
             drafts.push_back(token_vector(draft))
             ends.push_back(token_vector(end_tokens))
@@ -480,6 +482,13 @@ cdef class Engine:
             item.post_sampling_probs = post_sampling_probs
             row = item_row
             item.logits = &row.values if row is not None else NULL
+            item.masks = MaskSpan()
+            if item_masks is not None:
+                kept.append(np.ascontiguousarray(item_masks, dtype=np.uint32))
+                masks = kept[-1]
+                if masks.size == 0:
+                    raise InvalidArgument("masks of 0 words; expected one bit per token in each row")
+                item.masks = MaskSpan(&masks[0, 0], <size_t>masks.size)
             items.push_back(item)
         for i in range(items.size()):  # only now: growing `tokens` moved its elements
             items[i].tokens = TokenSpan(tokens[i].data(), tokens[i].size())
@@ -582,6 +591,9 @@ cdef class Engine:
 
     def clear(self, int32_t seq_id):
         self.engine().get().clear(seq_id)
+
+    def pretend(self, int32_t seq_id, int32_t n_tokens):
+        self.engine().get().pretend(seq_id, n_tokens)
 
     @property
     def can_shift(self):

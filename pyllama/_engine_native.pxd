@@ -385,6 +385,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         ProposalSpan proposals
         TokenSpan ends
         SyntheticAcceptance* synthetic
+        MaskSpan masks
     cdef cppclass WorkSpan "std::span<const v100::SequenceWork>":
         WorkSpan()
         WorkSpan(SequenceWork* data, size_t size)
@@ -415,6 +416,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         void truncate(int32_t sequence, int32_t length) except +translate_error
         void fork(int32_t source, int32_t destination, int32_t length) except +translate_error
         void clear(int32_t sequence) except +translate_error
+        void pretend(int32_t sequence, int32_t n_tokens) except +translate_error
         bool can_shift() except +translate_error
         void shift(int32_t sequence, int32_t n_keep, int32_t n_discard) except +translate_error
 

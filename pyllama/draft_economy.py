@@ -52,7 +52,7 @@ class DraftEconomy:
         self.seconds_of_rows[n_rows] = seconds if known is None else known + STEP_WEIGHT * (seconds - known)
 
     def on_draft(self, n_tokens: int, seconds: float) -> None:
-        """Drafts of so many tokens together were made."""
+        """Drafts of so many tokens together, those that are verified, were made."""
         per_token = seconds / max(n_tokens, 1)
         self.seconds_per_draft_token += STEP_WEIGHT * (per_token - self.seconds_per_draft_token)
 

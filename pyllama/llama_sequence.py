@@ -16,6 +16,7 @@ from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import ContextFull, InvalidArgument
 from pyllama.grammar import Constraint
+from pyllama.grammar.draft_masks import DraftMasks
 from pyllama.grammar.guide import Guide
 from pyllama.infill_vocabulary import InfillTable
 from pyllama.llama_drafts import SequenceDrafts
@@ -281,17 +282,17 @@ class TokenSequence:
 
         sees_logits = bool(processors or criteria or self._keep_all_logits)
         draw = self._draw_from_logits if sees_logits else self._draw_in_engine
-        drafts = self._drafts if n_most > 0 and constraint is None and not sees_logits else None
+        drafts = self._drafts if n_most > 0 and not sees_logits else None
         ahead: deque[DrawnToken] = deque()  # drawn already, and the engine holds all but the last
         n_drawn = 0
         while True:
-            if constraint is not None:
+            if constraint is not None and not ahead:
                 sampler.set_mask(constraint.mask())
             if ahead:
                 self._on_appended(tokens)
             elif drafts is not None and n_drawn > 0:
                 room = min(drafts.longest, n_most - n_drawn - 1)
-                ahead += self._draw_round(drafts, tokens[0], sampler, n_probs, room, options.temperature)
+                ahead += self._draw_round(drafts, tokens[0], sampler, n_probs, room, options.temperature, constraint)
             else:
                 ahead.append(draw(tokens, sampler, n_probs, processors))
                 if drafts is not None:
@@ -347,17 +348,32 @@ class TokenSequence:
         n_probs: int | None,
         room: int,
         temperature: float,
+        constraint: Constraint | Guide | None,
     ) -> list[DrawnToken]:
-        """The tokens that come of a draft after `last`, which is appended; the engine holds all but the last one."""
+        """The tokens that come of a draft after `last`, which is appended; the engine holds all but the last one.
+
+        constraint: with the mask of the first of them set. It has not accepted any of them afterwards.
+        """
         room = min(room, self.n_ctx - len(self.tokens) - 2)
         if self._checkpoints is not None:  # a state is kept where a page is full
             room = min(room, PAGE_TOKENS - len(self.tokens) % PAGE_TOKENS - 1)
+        temperature = temperature if constraint is None else 0.0  # such drafts are not verified by rejection
         draft = drafts.draft(self.tokens, last, room, temperature, sampler.seed) if room > 0 else None
+        masks = None
+        if constraint is not None and draft is not None:
+            walk = DraftMasks(constraint, draft.tokens, drafts.ends)
+            walk.walk()
+            length, masks = walk.found()
+            draft = _engine.Draft(draft.tokens[:length])
         if draft is None or not draft.tokens:
             return [self._draw_in_engine([last], sampler, n_probs, ())]
         n_top = 0 if n_probs is None else max(n_probs, 1)
         work = _engine.Work(
-            SEQUENCE, [last], sampler, n_top, draft=draft.tokens, proposals=draft.proposals, ends=drafts.ends
+            *(SEQUENCE, [last], sampler, n_top),
+            draft=draft.tokens,
+            proposals=draft.proposals,
+            ends=drafts.ends,
+            masks=masks,
         )
         try:
             outputs = self.engine.step([work])

@@ -4,11 +4,14 @@
 
 Without --kernels they are compiled first. Lists registers, stack, shared memory and occupancy of every kernel; --check
 compares them with the budgets in the kernels' headers and ends with 1 when one is overrun or missing; --docs writes the
-table of docs/kernels.md. The last line is the verdict.
+tables of docs/kernels.md. The last line is the verdict.
 
-Prediction: a warp's round of the main loop needs cycles of its sub-partition for bytes from DRAM (its share of the
-measured read ceiling), tensor instructions, issue slots, arithmetic pipes, and of the SM's L1 and shared memory. The
-largest is the limit; the kernel's time is the bytes' time times (limit / DRAM). Latency is not part of it.
+Prediction: a warp's round of the main loop needs cycles of its sub-partition for tensor instructions, issue slots,
+arithmetic pipes, and of the SM's L1 and shared memory; where weights stream (linear.cu) also for bytes from DRAM (its
+share of the measured read ceiling), where they are used for many rows (linear_prompt.cu) for bytes from L2. The largest
+is the limit. A streaming kernel's time is the bytes' time times (limit / DRAM), a prompt kernel's rate that of the
+tensor cores times (tensor / limit). Latency is not part of it; for prompt kernels a second rate is given, which they
+reach if tensor instructions, other issue slots and shared memory do not overlap at all.
 """
 
 from __future__ import annotations
@@ -34,12 +37,16 @@ import compile_kernels  # noqa: E402  (needs the path set above)
 SMS = 80
 CLOCK_HZ = 1.53e9
 DRAM_BYTES_PER_SECOND = 879e9  # read-only stream
+L2_BYTES_PER_SECOND = 2155e9  # loads, a published measurement at 1.38 GHz
 SUB_PARTITIONS = 4
 REGISTERS, MOST_THREADS, MOST_BLOCKS, SHARED_BYTES = 65536, 2048, 32, 96 << 10
 REGISTER_UNIT = 256  # registers are given to a warp in this many
 TENSOR_STEPS, TENSOR_CYCLES = 4, 2  # of one m8n8k4: machine instructions, and cycles of each
 PIPE_CYCLES = 2  # 16 lanes of a pipe for 32 of a warp
 DRAM_BYTES_PER_CYCLE = DRAM_BYTES_PER_SECOND / SMS / CLOCK_HZ / SUB_PARTITIONS
+L2_BYTES_PER_CYCLE = L2_BYTES_PER_SECOND / SMS / CLOCK_HZ / SUB_PARTITIONS
+TENSOR_FLOPS = SMS * SUB_PARTITIONS * 2 * 128 * CLOCK_HZ  # 125e12
+PROMPT_SOURCE = "linear_prompt.cu"  # kernels that use a weight for many rows
 
 BUDGET = re.compile(
     r"^// Budget\s+(?P<name>\S+)\s+(?P<threads>\d+) threads, <= (?P<registers>\d+) registers"
@@ -83,10 +90,9 @@ def weight_bytes(kernel: Kernel, mix: Mix, bytes_of_32: float) -> float:
     return mix.tensor / (8 * TENSOR_STEPS * tiles) * 32 * bytes_of_32
 
 
-def cycles(mix: Mix, dram_bytes: float) -> dict[str, float]:
-    """Cycles of a sub-partition that a warp's round takes in each unit."""
+def cycles(mix: Mix) -> dict[str, float]:
+    """Cycles of a sub-partition that a warp's round takes in each unit of the SM."""
     return {
-        "DRAM": dram_bytes / DRAM_BYTES_PER_CYCLE,
         "tensor": mix.tensor * TENSOR_CYCLES,
         "issue": mix.instructions,
         "integer": mix.integer * PIPE_CYCLES,
@@ -95,12 +101,28 @@ def cycles(mix: Mix, dram_bytes: float) -> dict[str, float]:
     }
 
 
+def memory_cycles(kernel: Kernel, unit: compile_kernels.Unit, mix: Mix) -> dict[str, float]:
+    """Those of the memory that feeds the SM. In a round a warp of a prompt kernel reads 32 weights for each lane."""
+    assert unit.bytes_of_32 is not None
+    if unit.source.name == PROMPT_SOURCE:
+        return {"L2": (32 * unit.bytes_of_32 + mix.cached_bytes) / L2_BYTES_PER_CYCLE}
+    return {"DRAM": weight_bytes(kernel, mix, unit.bytes_of_32) / DRAM_BYTES_PER_CYCLE}
+
+
 class Row(NamedTuple):
     kernel: Kernel
     budget: Budget | None
     blocks: int | None
     loop: Mix | None
-    cycles: dict[str, float]
+    cycles: dict[str, float]  # of linear layers: those of the SM, and DRAM where weights stream or L2 for prompts
+
+    @property
+    def is_streaming(self) -> bool:
+        return "DRAM" in self.cycles
+
+    @property
+    def is_prompt(self) -> bool:
+        return "L2" in self.cycles
 
     @property
     def limit(self) -> str:
@@ -110,6 +132,18 @@ class Row(NamedTuple):
     def slowdown(self) -> float:
         """The predicted time over that of the bytes from DRAM."""
         return self.cycles[self.limit] / self.cycles["DRAM"]
+
+    @property
+    def tera_flops(self) -> float:
+        """The predicted rate when everything overlaps."""
+        return TENSOR_FLOPS * self.cycles["tensor"] / self.cycles[self.limit] * 1e-12
+
+    @property
+    def least_tera_flops(self) -> float:
+        """The rate when tensor instructions, other issue slots and shared memory take turns."""
+        tensor = self.cycles["tensor"]
+        others = self.cycles["issue"] - tensor / TENSOR_CYCLES + self.cycles["L1"]
+        return min(TENSOR_FLOPS * tensor / (tensor + others) * 1e-12, self.tera_flops)
 
     def faults(self) -> list[str]:
         name = f"{self.kernel.unit}/{self.kernel.name}"
@@ -141,7 +175,7 @@ def report(folder: Path) -> list[Row]:
             loop = kernel.main_loop()
             costs = {}
             if loop is not None and unit.bytes_of_32 is not None:
-                costs = cycles(loop, weight_bytes(kernel, loop, unit.bytes_of_32))
+                costs = memory_cycles(kernel, unit, loop) | cycles(loop)
             rows.append(Row(kernel, budget, blocks, loop, costs))
     return rows
 
@@ -159,7 +193,11 @@ def as_json(row: Row) -> dict[str, Any]:
         "main_loop": vars(row.loop) if row.loop else None,
     }
     if row.cycles:
-        facts |= {"cycles": row.cycles, "limit": row.limit, "slowdown": row.slowdown}
+        facts |= {"cycles": row.cycles, "limit": row.limit}
+    if row.is_streaming:
+        facts["slowdown"] = row.slowdown
+    if row.is_prompt:
+        facts |= {"tera_flops": row.tera_flops, "least_tera_flops": row.least_tera_flops}
     return facts
 
 
@@ -167,39 +205,61 @@ def resource_line(row: Row) -> str:
     kernel = row.kernel
     warps = (row.blocks or 0) * (row.budget.threads if row.budget else 0) // 32
     spilled = f"{kernel.stack_bytes} B stack" if kernel.stack_bytes else ""
-    line = f"{kernel.unit:16} {kernel.name:14} {kernel.registers:4} registers {kernel.shared_bytes:6} B shared"
+    line = f"{kernel.unit:20} {kernel.name:14} {kernel.registers:4} registers {kernel.shared_bytes:6} B shared"
     line += f" {row.blocks or 0:3} blocks {warps:3} warps per SM {spilled}"
-    if row.cycles:
+    if row.is_streaming:
         line += f"  {row.limit} {row.slowdown:.2f}x"
+    if row.is_prompt:
+        line += f"  {row.limit}, {row.least_tera_flops:.0f} to {row.tera_flops:.0f} TFLOP/s"
     return line.rstrip()
 
 
-def document_table(rows: list[Row]) -> str:
+def occupancy(row: Row) -> str:
+    threads = row.budget.threads if row.budget else 0
+    return f"{row.kernel.unit} {row.kernel.name} | {row.kernel.registers} | {(row.blocks or 0) * threads // 32}"
+
+
+def streaming_table(rows: list[Row]) -> str:
     """The table of the kernels that stream weights, in Markdown."""
     lines = [
         "| kernel | registers | warps per SM | tensor | issue | integer | float | L1 | limit | time / DRAM time |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        if not row.cycles or row.loop is None or row.budget is None:
-            continue
-        dram = row.cycles["DRAM"]
-        warps = (row.blocks or 0) * row.budget.threads // 32
-        shares = " | ".join(f"{row.cycles[unit] / dram:.2f}" for unit in ("tensor", "issue", "integer", "float", "L1"))
-        lines.append(
-            f"| {row.kernel.unit} {row.kernel.name} | {row.kernel.registers} | {warps} | "
-            f"{shares} | {row.limit} | {row.slowdown:.2f} |"
-        )
+        if row.is_streaming:
+            units = ("tensor", "issue", "integer", "float", "L1")
+            shares = " | ".join(f"{row.cycles[unit] / row.cycles['DRAM']:.2f}" for unit in units)
+            lines.append(f"| {occupancy(row)} | {shares} | {row.limit} | {row.slowdown:.2f} |")
     return "\n".join(lines) + "\n"
 
 
-BEGIN, END = "<!-- begin: written by scripts/kernel_report.py --docs -->\n", "<!-- end -->\n"
+def prompt_table(rows: list[Row]) -> str:
+    """The same of the kernels of prompts."""
+    lines = [
+        "| kernel | registers | warps per SM | issue | integer | float | L1 | L2 | limit | TFLOP/s | without overlap |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row.is_prompt:
+            units = ("issue", "integer", "float", "L1", "L2")
+            shares = " | ".join(f"{row.cycles[unit] / row.cycles['tensor']:.2f}" for unit in units)
+            rates = f"{row.tera_flops:.0f} | {row.least_tera_flops:.0f}"
+            lines.append(f"| {occupancy(row)} | {shares} | {row.limit} | {rates} |")
+    return "\n".join(lines) + "\n"
 
 
-def document_with(table: str) -> str:
+TABLES = {"streaming": streaming_table, "prompt": prompt_table}
+END = "<!-- end -->\n"
+
+
+def document_with(rows: list[Row]) -> str:
+    """docs/kernels.md with the tables of these kernels."""
     text = DOCUMENT.read_text()
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table + END + rest.split(END)[1]
+    for name, table in TABLES.items():
+        before, rest = text.split(f"<!-- begin {name}: written by scripts/kernel_report.py --docs -->\n")
+        begin = text[len(before) : len(text) - len(rest)]
+        text = before + begin + table(rows) + END + rest.split(END, 1)[1]
+    return text
 
 
 def main() -> int:
@@ -207,7 +267,7 @@ def main() -> int:
     parser.add_argument("--kernels", type=Path, help="folder of compiled kernels; compiled now if it is not given")
     parser.add_argument("--check", action="store_true", help="exit 1 when a budget is overrun or missing")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
-    parser.add_argument("--docs", action="store_true", help="write the table of docs/kernels.md")
+    parser.add_argument("--docs", action="store_true", help="write the tables of docs/kernels.md")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.kernels or Path(temporary)
@@ -220,14 +280,14 @@ def main() -> int:
         rows = report(folder)
     faults = [fault for row in rows for fault in row.faults()]
     if arguments.docs:
-        DOCUMENT.write_text(document_with(document_table(rows)))
+        DOCUMENT.write_text(document_with(rows))
     if arguments.json:
         print(json.dumps([as_json(row) for row in rows], indent=1))
     else:
         print("\n".join(resource_line(row) for row in rows))
     for fault in faults:
         print(f"over budget: {fault}", file=sys.stderr)
-    worst = max((row for row in rows if row.cycles), key=lambda row: row.slowdown, default=None)
+    worst = max((row for row in rows if row.is_streaming), key=lambda row: row.slowdown, default=None)
     slowest = f"; slowest loop {worst.kernel.unit}/{worst.kernel.name} {worst.slowdown:.2f}x of DRAM" if worst else ""
     print(f"{len(rows)} kernels, {len(faults)} over budget{slowest}")
     return 1 if arguments.check and faults else 0

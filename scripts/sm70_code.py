@@ -70,6 +70,7 @@ class Mix:
     local: int = 0
     global_loads: int = 0
     stream_bytes: int = 0  # of loads that are read once: weights
+    cached_bytes: int = 0  # of the other global loads
     l1_cycles: int = 0  # of all global and shared accesses: 128 bytes a cycle, a warp's access at least one
 
     @classmethod
@@ -98,7 +99,10 @@ class Mix:
             self.local += 1
         elif operation == LOAD_GLOBAL:
             self.global_loads += 1
-            self.stream_bytes += 32 * instruction.width if instruction.is_streaming else 0
+            if instruction.is_streaming:
+                self.stream_bytes += 32 * instruction.width
+            else:
+                self.cached_bytes += 32 * instruction.width
         elif operation not in CONTROL and operation != LOAD_CONSTANT and operation != STORE_GLOBAL:
             self.integer += 1
         if operation in MEMORY or operation == SHUFFLE:

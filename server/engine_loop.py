@@ -450,11 +450,13 @@ class EngineLoop:
         return min((position for position in cuts if position > n_held), default=n_held) - n_held
 
     def _step(self, plan: list[Chunk]) -> None:
+        started = self._clock()
+        # First the drafts: masks are computed beside them, and who has one needs no other.
+        drafts = self._speculation.drafts(plan, self.slots, self._constrained) if self._speculation is not None else {}
         plan, placed = self._place_samplers(plan)
         if not plan:
             return
-        started = self._clock()
-        drafts = self._speculation.drafts(plan, self.slots) if self._speculation is not None else {}
+        drafts = {chunk.slot: drafts[chunk.slot] for chunk in plan if chunk.slot in drafts}
         n_passes = 1 if self._speculation is not None else self._n_passes(plan)  # a draft may be found at every token
         works = [self._work(chunk, placed, drafts) for chunk in plan]
         computing = self._clock()
@@ -678,16 +680,16 @@ class EngineLoop:
         self.totals.add_draft(len(draft), n_accepted)
         for n_stood, output in enumerate(outputs):
             slot.tokens += draft[n_stood - 1 : n_stood] if n_stood else []
-            if self._take(generation, output, now):
+            if self._take(generation, output, now, is_last=n_stood == n_accepted):
                 self.memory.drop_behind(slot, draft[n_stood:n_accepted])
                 return True
         return False
 
-    def _take(self, generation: Generation, output: Any, now: float) -> bool:
-        """One drawn token; True when it ends the generation."""
+    def _take(self, generation: Generation, output: Any, now: float, *, is_last: bool = True) -> bool:
+        """One drawn token; True when it ends the generation. is_last: of those that the step drew for it."""
         self._events.append(generation.on_token(output.token, output.logprob, output.top, now))
         self._reports.on_token(generation, now)
-        if not generation.is_done:
+        if is_last and not generation.is_done:
             self._constrained.begin(generation)
         return generation.is_done
 

@@ -9,18 +9,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyllama.checkpoints import PAGE_TOKENS
 from pyllama.draft_economy import DraftEconomy
 from pyllama.speculation import MOST_ROWS, Speculation, SpeculationOptions, open_speculation
 
 if TYPE_CHECKING:
+    from pyllama.server.constrained_draws import ConstrainedDraws
     from pyllama.server.generation import Generation
     from pyllama.server.scheduler import Chunk
     from pyllama.server.slots import Slot
 
 log = logging.getLogger("pyllama.server.slot")
+
+
+class SlotDraft(NamedTuple):
+    """Fields of `pyllama._engine.Work`. masks: of a generation with a grammar."""
+
+    tokens: Sequence[int]
+    proposals: Sequence[Sequence[tuple[int, float]]] = ()
+    masks: Any = None
 
 
 class SlotSpeculation:
@@ -58,7 +67,9 @@ class SlotSpeculation:
     def names(self) -> list[str]:
         return self._speculation.names
 
-    def drafts(self, plan: Sequence[Chunk], slots: Sequence[Slot]) -> dict[int, Any]:
+    def drafts(
+        self, plan: Sequence[Chunk], slots: Sequence[Slot], constrained: ConstrainedDraws
+    ) -> dict[int, SlotDraft]:
         """By slot, what may follow the token that it is about to compute. Slots without a draft are missing."""
         drafting = [slots[chunk.slot] for chunk in plan if self._may_draft(chunk, slots[chunk.slot])]
         if not drafting:
@@ -71,19 +82,27 @@ class SlotSpeculation:
                 room = self._length_that_pays(slot, room, n_generating)
             if room > 0:
                 generation = slot.generation
-                temperature, seed = generation.params.sampling.temperature, generation.sampler.seed
+                # A draft that may end where a grammar refuses it cannot be verified by rejection.
+                temperature = 0.0 if _is_constrained(slot) else generation.params.sampling.temperature
+                seed = generation.sampler.seed
                 orders.append(self._make_order(slot.id, generation.tokens[-1], room, temperature, seed))
         if not orders:
             return {}
         started = self._clock()
         drafts = self._speculator.draft(orders)
-        if self._economy is not None:
-            self._economy.on_draft(sum(len(draft.tokens) for draft in drafts), self._clock() - started)
-        found = {order.seq_id: draft for order, draft in zip(orders, drafts, strict=True) if draft.tokens}
+        found = {order.seq_id: SlotDraft(*draft) for order, draft in zip(orders, drafts, strict=True) if draft.tokens}
         if not self._speculation.computes:
             for slot_id, draft in tuple(found.items()):
                 length = self._length_that_pays(slots[slot_id], len(draft.tokens), n_generating)
                 found[slot_id] = draft._replace(tokens=draft.tokens[:length])
+        kept = constrained.keep_to_grammars(
+            {slot_id: draft.tokens for slot_id, draft in found.items() if _is_constrained(slots[slot_id])},
+            slots,
+            self._ends,
+        )
+        found |= {slot_id: SlotDraft(tokens, (), masks) for slot_id, (tokens, masks) in kept.items()}
+        if self._economy is not None:
+            self._economy.on_draft(sum(len(draft.tokens) for draft in found.values()), self._clock() - started)
         return {slot_id: draft for slot_id, draft in found.items() if draft.tokens}
 
     def _room(self, slot: Slot, n_drafting: int) -> int:
@@ -96,7 +115,8 @@ class SlotSpeculation:
     def _length_that_pays(self, slot: Slot, most: int, n_generating: int) -> int:
         generation = slot.generation
         # With rejection sampling the text depends on where drafts are: that shall not hang on measured times.
-        if self._economy is None or (self._samples and generation.params.sampling.temperature > 0):
+        draws = self._samples and generation.params.sampling.temperature > 0 and not _is_constrained(slot)
+        if self._economy is None or draws:
             return most
         return self._economy.best_length(generation.drafts.acceptance, n_generating, most)
 
@@ -107,11 +127,13 @@ class SlotSpeculation:
 
     def _may_draft(self, chunk: Chunk, slot: Slot) -> bool:
         generation = slot.generation
-        return bool(chunk.draws and chunk.n_tokens == 1 and generation.n_decoded > 0 and generation.constraint is None)
+        return bool(chunk.draws and chunk.n_tokens == 1 and generation.n_decoded > 0)
 
-    def work(self, slot: Slot, draft: Any) -> dict[str, Any]:
+    def work(self, slot: Slot, draft: SlotDraft) -> dict[str, Any]:
         """The fields of the engine's `Work` that a draft adds."""
-        fields: dict[str, Any] = {"draft": draft.tokens, "proposals": draft.proposals, "ends": self._ends}
+        fields: dict[str, Any] = {
+            "draft": draft.tokens, "proposals": draft.proposals, "ends": self._ends, "masks": draft.masks
+        }  # fmt: skip
         if self._speculation.synthetic_rates:
             generation = slot.generation
             if generation.synthetic is None:
@@ -155,6 +177,10 @@ class SlotSpeculation:
 
     def close(self) -> None:
         self._speculation.close()
+
+
+def _is_constrained(slot: Slot) -> bool:
+    return slot.generation.constraint is not None
 
 
 def log_drafts(slot_id: int, generation: Generation) -> None:

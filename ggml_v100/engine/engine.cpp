@@ -48,6 +48,7 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       n_ubatch_(std::min(n_batch_, in_range("n_ubatch", params.n_ubatch, 1, 1 << 20))),
       n_threads_(in_range("n_threads", params.n_threads, 0, 512)),
       n_threads_batch_(in_range("n_threads_batch", params.n_threads_batch, 0, 512)),
+      keeps_prefixes_(params.cache_bytes != 0),
       type_k_(kv_type("type_k", params.type_k)),
       type_v_(kv_type("type_v", params.type_v)),
       window_(window_of(*model_, params.swa_full)),
@@ -330,6 +331,16 @@ void Engine::fork(int32_t source, int32_t destination, int32_t length) {
 void Engine::clear(int32_t sequence) {
   const std::lock_guard lock(mutex_);
   cut(sequence, 0);
+}
+
+void Engine::pretend(int32_t sequence, int32_t n_tokens) {
+  const std::lock_guard lock(mutex_);
+  ranks_->require_usable();
+  if (keeps_prefixes_) throw InvalidArgument("tokens are pretended only where no prefixes are kept (cache_bytes 0)");
+  const std::vector<int32_t> tokens(static_cast<size_t>(in_range("n_tokens", n_tokens, 0, n_ctx_)), 0);
+  AppendGuard guard(*this);
+  guard.append(sequence, tokens);
+  guard.complete();
 }
 
 InputStatistics Engine::importance() const {

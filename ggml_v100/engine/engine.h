@@ -70,6 +70,8 @@ struct SequenceWork {
   std::span<const Proposal> proposals = {};  // what each token of the draft was drawn from, or none
   std::span<const int32_t> ends = {};        // tokens that end a text: no draft stands behind them
   SyntheticAcceptance* synthetic = nullptr;  // for benchmarks
+  // Of a draft: the tokens allowed at each row that is drawn from, one mask after the other; see Verification.
+  std::span<const uint32_t> masks = {};
 };
 
 struct StepOutput {
@@ -166,6 +168,10 @@ class Engine {
   void truncate(int32_t sequence, int32_t length);
   void fork(int32_t source, int32_t destination, int32_t length);
   void clear(int32_t sequence);
+  // For benchmarks of long contexts: n more tokens of id 0 that nobody has computed; their keys, values and state are what the
+  // memory holds. Errors as of a step; InvalidArgument for an engine that keeps beginnings of sequences, which would hand
+  // them on.
+  void pretend(int32_t sequence, int32_t n_tokens);
   // Whether shift works: not for recurrent models, where positions have more than one channel, or behind windows.
   bool can_shift() const;
   // Keeps the first n_keep tokens of a sequence, drops the next n_discard and moves the rest down to their positions, so
@@ -253,6 +259,7 @@ class Engine {
 
   std::shared_ptr<const LoadedModel> model_;
   int32_t n_ctx_, n_batch_, n_ubatch_, n_threads_, n_threads_batch_;
+  bool keeps_prefixes_;  // of sequences, in host memory
   QuantType type_k_, type_v_;
   int32_t window_;  // of layers whose pages are kept within it; 0: there are none
   PagedMemory memory_;

@@ -117,6 +117,10 @@ void Engine::check_work(std::span<const SequenceWork> work) const {
     memory_.length(w.sequence);  // throws for an unknown one
     for (const int32_t token : w.tokens) check_token(token);
     for (const int32_t token : w.draft) check_token(token);
+    const size_t words = (static_cast<size_t>(model_->text().hyperparameters().vocab) + 31) / 32;
+    if (!w.masks.empty() && (w.draft.empty() || w.masks.size() != (w.draft.size() + 1) * words))
+      throw InvalidArgument("work item " + std::to_string(item) + " has masks of " + std::to_string(w.masks.size()) +
+                            " words for a draft of " + std::to_string(w.draft.size()) + " tokens");
     if (w.draft.empty()) continue;
     if (w.sampler == nullptr)
       throw InvalidArgument("work item " + std::to_string(item) + " has a draft, but no sampler to verify it");
@@ -160,7 +164,7 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
     drafted.push_back({&w,
                        length,
                        {begin, static_cast<int32_t>(rows.size())},
-                       Verification(*w.sampler, w.draft, w.proposals, w.ends, w.synthetic)});
+                       Verification(*w.sampler, w.draft, w.proposals, w.ends, w.synthetic, w.masks)});
   }
 
   std::vector<std::vector<StepOutput>> of_item(n_drafted > 0 ? work.size() : 0);

@@ -65,9 +65,13 @@ int32_t Verification::draw(std::span<const float> logits) const {
 }
 
 int32_t Verification::next(std::span<const float> logits) {
+  const auto row = static_cast<size_t>(n_accepted_);
+  if (!masks_.empty()) {
+    const size_t words = masks_.size() / (draft_.size() + 1);
+    sampler_.set_mask(masks_.subspan(row * words, words));
+  }
   const int32_t token = draw(logits);
   sampler_.accept({&token, 1});
-  const auto row = static_cast<size_t>(n_accepted_);
   if (row < draft_.size() && token == draft_[row] && !ends_text(token))
     ++n_accepted_;
   else

@@ -29,10 +29,13 @@ struct SyntheticAcceptance {
 class Verification {
  public:
   // proposals: of each token of the draft, or none; they count where the sampler draws_from_distribution(). ends: tokens
-  // after which nothing follows, so that no draft stands behind them. All outlive this object.
+  // after which nothing follows, so that no draft stands behind them. masks: what a grammar allows at each row (see
+  // Sampler::set_mask), one after the other, of the row after the draft too; none: the sampler's own holds at all.
+  // All outlive this object.
   Verification(Sampler& sampler, std::span<const int32_t> draft, std::span<const Proposal> proposals,
-               std::span<const int32_t> ends, SyntheticAcceptance* synthetic = nullptr)
-      : sampler_(sampler), draft_(draft), proposals_(proposals), ends_(ends), synthetic_(synthetic) {}
+               std::span<const int32_t> ends, SyntheticAcceptance* synthetic = nullptr,
+               std::span<const uint32_t> masks = {})
+      : sampler_(sampler), draft_(draft), proposals_(proposals), ends_(ends), synthetic_(synthetic), masks_(masks) {}
 
   // Takes the logits of the next row, of the token before the draft first; the token that stands there, which the sampler
   // has accepted. Errors of Sampler::sample().
@@ -52,6 +55,7 @@ class Verification {
   std::span<const Proposal> proposals_;
   std::span<const int32_t> ends_;
   SyntheticAcceptance* synthetic_;
+  std::span<const uint32_t> masks_;
   int32_t n_accepted_ = 0;
   bool is_decided_ = false;
 };

@@ -24,8 +24,9 @@ class Conversion:
 
     outtype: one of `OUT_TYPES`; `auto` keeps the checkpoint's 16-bit type, and takes bf16 for one in f32.
     vocab_only: no tensors; the weights are not looked at. pre: name of the pre-tokenizer instead of the one found.
-    metadata: JSON file of `general.*` keys. mtp: one of `MTP_CHOICES`; `only` makes a file of the embeddings, the head
-    and the blocks for multi-token prediction. Raises `ModelError`, `TokenizerError`, `InvalidArgument`.
+    metadata: JSON file of `general.*` keys. target: folder of the model that a drafter is made for.
+    mtp: one of `MTP_CHOICES`; `only` makes a file of the embeddings, the head and the prediction blocks.
+    Raises `ModelError`, `TokenizerError`, `InvalidArgument`.
     """
 
     def __init__(
@@ -38,17 +39,22 @@ class Conversion:
         model_name: str | None = None,
         metadata: Path | None = None,
         mtp: str = "keep",
+        target: Path | None = None,
     ) -> None:
         if outtype not in OUT_TYPES:
             raise InvalidArgument(f"outtype is {outtype!r}, expected one of {', '.join(OUT_TYPES)}")
         if mtp not in MTP_CHOICES:
             raise InvalidArgument(f"mtp is {mtp!r}, expected one of {', '.join(MTP_CHOICES)}")
-        if not folder.is_dir():
-            raise InvalidArgument(f"{folder} is not a folder")
+        for path in (folder,) if target is None else (folder, target):
+            if not path.is_dir():
+                raise InvalidArgument(f"{path} is not a folder")
         self.folder = folder
         self.vocab_only = vocab_only
         self.mtp = mtp
         self.family = family_of(Config.read(folder))
+        self.target = None if target is None else family_of(Config.read(target))
+        self.family.settle_target(self.target)
+        self._tokenizer_folder = folder if target is None else target
         self.checkpoint: Checkpoint | None = None
         self.outtype = outtype
         self.tensors: list[tuple[Tensor, TensorSpec]] = []
@@ -83,8 +89,9 @@ class Conversion:
         extra = [name for name in stored.keys() - sources.keys() if not self.family.is_ignored(name, stored)]
         if extra:
             raise ModelError(f"{self.folder}: not part of a {self.family.architecture} model: {_listed(extra)}")
+        integers = {name for tensor in tensors if tensor.is_integer for name in tensor.sources}
         for name, shape in sources.items():
-            _check(stored[name], shape)
+            _check(stored[name], shape, ("I64",) if name in integers else FLOATS)
         if self.outtype == "auto":
             elements: Counter[str] = Counter()
             for name, shape in sources.items():
@@ -99,7 +106,11 @@ class Conversion:
         keys = [*self.general.key_values(family.architecture), *family.key_values(), *self._table_keys]
         if not self.vocab_only:
             keys.append(KeyValue("general.file_type", "u32", FILE_TYPES[self.outtype]))
-        keys += tokenizer_keys(self.folder, family.config, family.vocab_size, family.tokenizer_kinds, pre)
+        speaker = family if self.target is None else self.target
+        tokens = tokenizer_keys(
+            self._tokenizer_folder, speaker.config, speaker.vocab_size, speaker.tokenizer_kinds, pre
+        )
+        keys += family.own_tokenizer_keys(tokens)
         return [*keys, KeyValue("general.quantization_version", "u32", 2)]
 
     def __enter__(self) -> "Conversion":
@@ -120,15 +131,15 @@ def text_name(name: str) -> str:
     return name
 
 
-def _check(stored: StoredTensor, shape: tuple[int, ...]) -> None:
+def _check(stored: StoredTensor, shape: tuple[int, ...], dtypes: Collection[str]) -> None:
     if stored.shape != shape:
         raise ModelError(
             f"{stored.path}: tensor '{stored.name}' has shape {list(stored.shape)}, "
             f"expected {list(shape)} by config.json"
         )
-    if stored.dtype not in FLOATS:
+    if stored.dtype not in dtypes:
         raise ModelError(
-            f"{stored.path}: tensor '{stored.name}' has dtype {stored.dtype}, expected {', '.join(FLOATS)}"
+            f"{stored.path}: tensor '{stored.name}' has dtype {stored.dtype}, expected {', '.join(dtypes)}"
         )
 
 

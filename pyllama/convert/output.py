@@ -96,7 +96,7 @@ def _write_tensor(
             data = convert_rows(source_type, data.data, spec.type_name, columns)
             non_finite[source] += count_non_finite(spec.type_name, data.data, slab.size)
         if tensor.compute is not None:
-            data = tensor.compute(data.view(np.float32)).view(np.uint8)
+            data = tensor.compute(data.view(STORAGE[spec.type_name.upper()])).view(np.uint8)
         writer.write(data)
         advance(data.nbytes)
     for source, count in non_finite.items():

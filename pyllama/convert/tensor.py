@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ class Tensor:
     side_by_side: the rows of several sources are joined, instead of the sources being stacked.
     rows, columns: which rows, and which elements of each row, are taken and in what order. A source is seen as
     `[rows, columns]` with its last axis as the columns; the rows of a vector are its elements.
-    compute: applied to the values of a tensor that stays F32.
+    compute: applied to the values of a tensor that stays F32 or I64. is_integer: I64 in checkpoint and file.
     """
 
     name: str
@@ -35,7 +36,8 @@ class Tensor:
     columns: Order | None = None
     source_shapes: tuple[tuple[int, ...], ...] | None = None
     side_by_side: bool = False
-    compute: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
+    compute: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    is_integer: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ class Tensor:
         return not is_matrix or self.name.endswith(("_norm.weight", "ffn_gate_inp.weight", "ssm_conv1d.weight"))
 
     def spec(self, outtype: str) -> TensorSpec:
-        type_name = "f32" if self.stays_f32 else outtype
+        type_name = "i64" if self.is_integer else "f32" if self.stays_f32 else outtype
         if self.shape[-1] % type_traits[type_name].block_values:
             type_name = "f16"
         return TensorSpec(self.name, type_name, self.shape[::-1])

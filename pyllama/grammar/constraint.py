@@ -91,6 +91,13 @@ class Constraint:
         """Another sequence in the same state, which may have other banned tokens."""
         return Constraint(self._matcher.deep_copy(), self._compiler, banned, self._next_bits)
 
+    def fork(self) -> Constraint:
+        """The same sequence once more, to look ahead with."""
+        other = object.__new__(Constraint)
+        other.__dict__.update(self.__dict__)
+        other._matcher = self._matcher.deep_copy()
+        return other
+
     def mask(self) -> NDArray[np.uint32]:
         """Tokens that may come next: bit t % 32 of word t // 32. Raises `ConstraintFailed` when there are none."""
         if self._next_bits is None:
@@ -103,6 +110,11 @@ class Constraint:
         if not mask.any():
             raise ConstraintFailed("the grammar allows only tokens that are banned")
         return mask
+
+    @property
+    def every_token(self) -> NDArray[np.uint32]:
+        """The mask that allows all of them."""
+        return self._compiler.every_token
 
     def try_accept(self, token: int) -> bool:
         """Go on with a token that is no end; False, and nothing has changed, when the grammar does not allow it."""
@@ -161,7 +173,7 @@ class GrammarCompiler:
         # llguidance wants an end token: without one a number after all tokens stands for it, which no mask shows.
         self._end = min(self.end_ids, default=n_vocab)
         self._end_mask = self._bits(self.end_ids)
-        self._all = self._bits(range(n_vocab))
+        self.every_token = self._bits(range(n_vocab))
 
     def compile(self, source: GrammarSource, banned: Collection[int] = ()) -> Constraint:
         """A constraint at the beginning of a text. banned: tokens that the sampler will not draw.
@@ -263,7 +275,7 @@ class GrammarCompiler:
 
     def mask_without(self, banned: Collection[int]) -> NDArray[np.uint32]:
         """All tokens of the model but the banned ones."""
-        return ~self._bits(banned) & self._all
+        return ~self._bits(banned) & self.every_token
 
     def spread_end(self, mask: NDArray[np.uint32]) -> None:
         """Where the one end token that llguidance knows is allowed, all of them are."""

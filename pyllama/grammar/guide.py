@@ -182,15 +182,26 @@ class Guide:
         self.has_ended = False
 
     def copy(self, banned: Collection[int] = ()) -> Guide:
+        """Another sequence in the same state, which may have other banned tokens."""
+        other = self._copy(lambda part: part.copy(banned))
+        other._thinking_mask = self._compiler.mask_without({*banned, *self._compiler.end_ids})
+        return other
+
+    def fork(self) -> Guide:
+        """The same sequence once more, to look ahead with. Who wants the thinking ended does not mean this one."""
+        other = self._copy(Constraint.fork)
+        other._must_end_block = False
+        return other
+
+    def _copy(self, copied: Callable[[Constraint], Constraint]) -> Guide:
         other: Guide = object.__new__(Guide)
         other.__dict__.update(self.__dict__)
         for name in ("_constraint", "_opening", "_early"):
             part: Constraint | None = getattr(self, name)
-            setattr(other, name, None if part is None else part.copy(banned))
+            setattr(other, name, None if part is None else copied(part))
         for name in ("_watch", "_gate", "_budget"):
             if getattr(self, name) is not None:
                 setattr(other, name, getattr(self, name).copy())
-        other._thinking_mask = self._compiler.mask_without({*banned, *self._compiler.end_ids})
         other._start = list(self._start)
         return other
 
@@ -234,6 +245,11 @@ class Guide:
             if guarded is not None:
                 mask = mask & guarded
         return mask
+
+    @property
+    def every_token(self) -> NDArray[np.uint32]:
+        """The mask that allows all of them."""
+        return self._compiler.every_token
 
     def _start_mask(self, opening: Constraint) -> NDArray[np.uint32]:
         """A thinking block may begin, or the grammar."""

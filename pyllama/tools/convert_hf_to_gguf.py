@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
             model_name=options.model_name,
             metadata=options.metadata,
             mtp="only" if options.mtp else "drop" if options.no_mtp else "keep",
+            target=options.target_model_dir,
         ) as conversion,
     ):
         path = output_path(options.outfile, conversion)
@@ -128,6 +129,7 @@ def _parser() -> ArgumentParser:
     add("--model-name", metavar="NAME", help="name of the model instead of the folder's")
     add("--mtp", action="store_true", help="write only the blocks for multi-token prediction, to mtp-NAME.gguf")
     add("--no-mtp", action="store_true", help="leave out the blocks for multi-token prediction")
+    add("--target-model-dir", type=Path, metavar="FOLDER", help="of a drafter: the model that it is made for")
     add("--pre", metavar="NAME", help="tokenizer.ggml.pre, when the pre-tokenizer is not recognised")
     add("--print-supported-models", action="store_true", help="list the architectures that can be converted")
     add("--verbose", action="store_true", help="print every key and tensor")

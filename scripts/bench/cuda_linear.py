@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.cuda_device import Array, Device
+from support.cuda_device import Array, Card, Device
 from support.cuda_linear import Job, Panel, Weight, make_panel, run_linear
 from support.random_blocks import TYPES, block_size
 
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0", "Q4_K", "Q6_K"], choices=TYPES)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 32, 64])
     arguments = parser.parse_args()
-    device = Device(Path(os.environ["V100_KERNELS_DIR"]) / "kernels.archive")
+    device = Card(Path(os.environ["V100_KERNELS_DIR"]) / "kernels.archive")
     bandwidth = copy_bandwidth(device)
     print(f"{device.name}, {device.multiprocessors} SMs, copy {bandwidth / 1e9:.0f} GB/s")
     print("type    shape           rows      us    GB/s  of copy")

@@ -35,8 +35,10 @@ def peer_is_installed() -> bool:
 class LlamaCppPeer:
     """A running llama.cpp server with an F16 KV cache, one slot unless asked for more. Use as a context manager.
 
+    f32_cache: K and V are kept in F32, also those of a drafter.
     pooling: serve embeddings, pooled so (none, mean, cls, last, rank; "model": as the file says).
-    adapters: LoRA files, loaded with scale 1.
+    adapters: LoRA files, loaded with scale 1. spec_type: name of a drafter as in `--spec-type`, whose drafts have
+    `n_draft` tokens at most; drafter: its file.
     """
 
     def __init__(
@@ -48,13 +50,21 @@ class LlamaCppPeer:
         n_parallel: int = 1,
         pooling: str | None = None,
         context_shift: bool = False,
+        f32_cache: bool = False,
         adapters: Sequence[Path | str] = (),
+        spec_type: str | None = None,
+        drafter: Path | str | None = None,
+        n_draft: int = 3,
         start_timeout_s: float = 120.0,
     ) -> None:
         command = [sys.executable, str(Path(__file__).resolve()), "--model", str(model), "--ctx-size", str(n_ctx)]
         command += ["--threads", str(n_threads), "--parallel", str(n_parallel)]
         command += ["--pooling", pooling] if pooling is not None else []
         command += ["--context-shift"] if context_shift else []
+        command += ["--f32-cache"] if f32_cache else []
+        if spec_type is not None:
+            command += ["--spec-type", spec_type, "--n-draft", str(n_draft)]
+        command += ["--drafter", str(drafter)] if drafter is not None else []
         command += [argument for path in adapters for argument in ("--lora", str(path))]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -164,6 +174,10 @@ def serve() -> None:
     parser.add_argument("--pooling")
     parser.add_argument("--context-shift", action="store_true")
     parser.add_argument("--lora", action="append", default=[])
+    parser.add_argument("--f32-cache", action="store_true")
+    parser.add_argument("--spec-type")
+    parser.add_argument("--drafter", default="")
+    parser.add_argument("--n-draft", type=int, default=3)
     arguments = parser.parse_args()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the native code logs to standard output
@@ -186,6 +200,16 @@ def serve() -> None:
         adapter = xllamacpp.CommonAdapterLoraInfo(path, 1.0)
         adapters.append(adapter)
     params.lora_adapters = adapters
+    if arguments.f32_cache:
+        for cache in (params, params.speculative.draft):
+            cache.cache_type_k = cache.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    if arguments.spec_type is not None:
+        name = "COMMON_SPECULATIVE_TYPE_" + arguments.spec_type.upper().replace("-", "_")
+        params.speculative.types = [xllamacpp.common_speculative_type[name]]
+        draft = params.speculative.draft
+        draft.mparams.path = arguments.drafter
+        draft.n_max = arguments.n_draft
+        draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = arguments.threads
     params.fit_params = False
     params.verbosity = 1
     server = xllamacpp.Server(params)

@@ -1,6 +1,7 @@
-"""Tests on a real card. They skip without a driver or without a compiler for the kernels.
+"""Tests of the kernels: on the machine's card, or without a driver on the emulated device.
 
-V100_KERNELS_DIR names a folder of compiled kernels; without it they are compiled here.
+V100_KERNELS_DIR names a folder of kernels that were compiled for the card; without it they are compiled here.
+EMULATED_CUDA=1 takes the emulated device on a machine with a driver, too.
 """
 
 from __future__ import annotations
@@ -12,19 +13,31 @@ from pathlib import Path
 import pytest
 
 import compile_kernels
-from support.cuda_device import Device
+from support.cuda_device import Card, Device
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        pytest.skip("needs an NVIDIA driver")
-    folder = os.environ.get("V100_KERNELS_DIR")
-    if folder is None:
+    if os.environ.get("EMULATED_CUDA", "0") != "0" or not has_driver():
+        from support.emulated_cuda import NoCompilerError
+        from support.emulated_cuda.device import EmulatedDevice
+
+        try:
+            return EmulatedDevice()
+        except NoCompilerError as error:
+            pytest.skip(f"needs an NVIDIA driver, or for the emulated device: {error}")
+    kernels = os.environ.get("V100_KERNELS_DIR")
+    if kernels is None:
         if compile_kernels.find_compiler() is None:
             pytest.skip("needs V100_KERNELS_DIR or a compiler for SM70")
-        folder = str(tmp_path_factory.mktemp("kernels"))
-        compile_kernels.compile_all(Path(folder), os.cpu_count() or 1)
-    return Device(Path(folder) / "kernels.archive")
+        kernels = str(tmp_path_factory.mktemp("kernels"))
+        compile_kernels.compile_all(Path(kernels), os.cpu_count() or 1)
+    return Card(Path(kernels) / "kernels.archive")

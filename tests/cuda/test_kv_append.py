@@ -1,4 +1,4 @@
-"""Pages written by the card and read by numpy: the codes are those of the rounding rules, bit for bit."""
+"""Pages written by the card and read by numpy, and by the card: codes are those of the rounding rules, bit for bit."""
 
 from __future__ import annotations
 
@@ -46,3 +46,25 @@ def test_a_token_that_is_written_again_leaves_its_neighbours_alone(device: Devic
     k[13], v[13] = other[13], other[13]
     for found, stored in zip(cache.read(0, 40), (k, v), strict=True):
         assert np.array_equal(found, rounded(stored, kind))
+
+
+@pytest.mark.parametrize(("kinds", "head_dim"), [(("f16", "q4_0"), 96), (("q8_0", "f16"), 64), (("q4_0", "q8_0"), 256)])
+def test_what_is_read_back_is_exact_and_storing_it_again_changes_no_bit(
+    device: Device, kinds: tuple[str, str], head_dim: int
+) -> None:
+    source = np.random.default_rng(head_dim)
+    length, first, kv_heads = 300, 37, 3
+    cache = Cache(device, [5, length], kv_heads, head_dim, kinds, source)
+    shape = (length, kv_heads, head_dim)
+    k, v = (
+        (source.standard_normal(shape) * 10.0 ** source.uniform(-3, 3, (*shape[:2], 1))).astype(np.float32)
+        for _ in range(2)
+    )
+    k[first] = 0
+    cache.append(k, v, list(range(length)), [1] * length)
+    before = cache.pages.get()
+    read = cache.load(1, first, length - first)
+    for found, stored, kind in zip(read, (k, v), kinds, strict=True):
+        assert np.array_equal(found, rounded(stored[first:], kind))
+    cache.append(*read, list(range(first, length)), [1] * (length - first))
+    assert np.array_equal(cache.pages.get(), before)

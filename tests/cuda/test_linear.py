@@ -1,9 +1,6 @@
 """The weight-streaming kernels and the repacking before them, against float64 with the weights as `gguf` decodes them.
 
-Tolerance: x and the decoded weights are rounded to f16, 2^-11 of each value; with a minimum in the type, of both of the
-parts whose difference a weight is, so one near zero may be off by 2^-11 of a typical one. Products are exact, sums
-f32. So the error of an output is measured against the root of the sum of its squared products (its size for
-random signs), with every weight at least a typical one: below 2e-3 over a row, below 1e-2 in one output.
+The tolerance stands in `support.linear_rows`.
 """
 
 from __future__ import annotations
@@ -14,26 +11,10 @@ from numpy.typing import NDArray
 
 from support.cuda_device import Array, Device
 from support.cuda_linear import Job, make_panel, pack, run_linear
+from support.linear_rows import activations, assert_close
 from support.random_blocks import TYPES, block_size, random_rows
 
 ROWS = (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64)
-
-
-def activations(rows: int, features: int, source: np.random.Generator) -> NDArray[np.float32]:
-    """Rows of very different size, some values far above the rest, as residual streams have them."""
-    x = source.standard_normal((rows, features)) * 10.0 ** source.uniform(-6, 6, (rows, 1))
-    x[:, ::97] *= 50
-    return x.astype(np.float32)
-
-
-def assert_close(y: NDArray[np.float32], x: NDArray[np.float32], decoded: NDArray[np.float64]) -> None:
-    wide = x.astype(np.float64)
-    error = np.abs(y - wide @ decoded.T)
-    scale = np.sqrt(wide**2 @ np.maximum(decoded**2, (decoded**2).mean()).T)
-    rows = np.linalg.norm(error, axis=1) / np.linalg.norm(scale, axis=1)
-    assert rows.max() <= 2e-3, f"row {rows.argmax()}: relative error {rows.max():.2e}"
-    worst = (error / scale).max()
-    assert worst <= 1e-2, f"an output is off by {worst:.2e}"
 
 
 @pytest.mark.parametrize("type_name", TYPES)

@@ -40,7 +40,7 @@ def test_values_beyond_f16_are_counted_and_nothing_is_left_behind(
     [
         (
             {"architectures": ["GPT2LMHeadModel"]},
-            "'GPT2LMHeadModel' is not supported; supported are Gemma3ForC",
+            "'GPT2LMHeadModel' is not supported; supported are DFlashDraf",
         ),
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama import Llama, LlamaPromptLookupDecoding, SpeculationOptions
+from pyllama import Llama, LlamaGrammar, LlamaPromptLookupDecoding, SpeculationOptions
 from pyllama.errors import InvalidArgument
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 
 NGRAMS = SpeculationOptions(types=("ngram-simple", "ngram-mod"), ngram_simple=(2, 3), ngram_mod=(3, 1, 6))
+GRAMMAR = LlamaGrammar.from_string('root ::= [a-z]+ ("." [a-z]+)? [.]', verbose=False)
 PROMPTS = ("abcabcabcabcabcabc", "to be or not to be, that is the question", "x")
 
 
@@ -33,7 +34,15 @@ def answers(llama: Llama) -> Iterator[Any]:
     for prompt in PROMPTS:
         for temperature in (0.0, 0.9):
             common: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 40}
-            for more in ({}, {"logprobs": 2}, {"stop": ["e", "a"]}, {"repeat_penalty": 1.3}, {"max_tokens": 2}):
+            repeating = {"grammar": GRAMMAR, "logit_bias": {97: 5.0, 98: 5.0}, "logprobs": 1}
+            for more in (
+                repeating,
+                {},
+                {"logprobs": 2},
+                {"stop": ["e", "a"]},
+                {"repeat_penalty": 1.3},
+                {"max_tokens": 2},
+            ):
                 yield llama.create_completion(prompt, **{**common, **more})["choices"]
             yield "".join(
                 chunk["choices"][0]["text"] for chunk in llama.create_completion(prompt, stream=True, **common)

@@ -18,6 +18,7 @@ import pytest
 from engine_server import EngineServer
 
 from pyllama.errors import InvalidArgument
+from pyllama.grammar import Constraint
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
@@ -207,6 +208,79 @@ def test_synthetic_acceptance_gives_rounds_of_the_wanted_length(folder: Path, fo
         timings = server.complete("abc", n_predict=400)["timings"]
         n_rounds = timings["draft_n"] / 4
         assert 1 + timings["draft_n_accepted"] / n_rounds == pytest.approx(3, abs=0.4)
+    finally:
+        server.close()
+
+
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "grammar": {"grammar": 'root ::= ("a" | "b" | "ab")+ "c" [a-z]*'},
+    "schema": {"json_schema": {"type": "array", "items": {"enum": ["ab", "abab", 7]}, "minItems": 4}},
+    "lazy": {
+        "grammar": "root ::= [a-d]+",
+        "grammar_lazy": True,
+        "grammar_triggers": [{"type": 1, "value": "a"}],
+    },
+    "budget": {
+        "reasoning_budget_tokens": 9,
+        "reasoning_budget_start_tag": "a",
+        "reasoning_budget_end_tag": "zz",
+        "reasoning_budget_message": "abab",
+    },
+}
+
+
+@pytest.mark.parametrize("drafter", ["ngrams", "same", "mtp"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen35moe"])
+def test_what_keeps_to_a_grammar_is_drafted_for(folder: Path, architecture: str, drafter: str) -> None:
+    """Texts, ends and probabilities are those of a server without speculation; biases make them repeat themselves."""
+    if drafter == "mtp" and architecture == "llama":
+        pytest.skip("llama has no block of multi-token prediction")
+    model = folder / f"{architecture}.gguf"
+    if not model.exists():
+        write(model, architecture)
+    arguments = {
+        "ngrams": ["--spec-type", ALL_NGRAMS],
+        "same": ["--spec-type", "draft-simple", "-md", str(model), "--spec-draft-n-max", "5"],
+        "mtp": ["--spec-type", "draft-mtp", "--spec-draft-n-max", "4"],
+    }[drafter]
+    pair = Pair(model, *arguments)
+    letters = [[pair.plain.client.post("/tokenize", json={"content": x}).json()["tokens"][0], 6.0] for x in "ab"]
+    try:
+        for name, fields in CONSTRAINTS.items():
+            n_drafted = n_accepted = 0
+            for prompt, temperature in itertools.product(("abababababab", "x"), (0.0, 0.7)):
+                common = {"temperature": temperature, "seed": 3, "n_predict": 48, "n_probs": 2, "logit_bias": letters}
+                timings = pair.ask(prompt, **common, **fields)["timings"]
+                n_drafted += timings.get("draft_n", 0)
+                n_accepted += timings.get("draft_n_accepted", 0)
+            if drafter == "ngrams" or name == "budget":  # a model's own likeliest tokens are no letters
+                assert n_drafted > 20, name
+                assert n_accepted > 0 or drafter == "mtp", name
+    finally:
+        pair.close()
+
+
+def test_masks_that_are_late_hold_nobody_up_and_change_no_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mask takes longer than a draft waits for; then only some do."""
+    model = write(folder / "late.gguf", "llama")
+    arguments = ["--spec-type", "draft-simple", "-md", str(model), "--no-spec-adaptive", "-np", "2"]
+    server = EngineServer(model, *arguments)
+    fields = {"grammar": "root ::= [a-z ]{40}", "n_predict": 60}
+    original, calls = Constraint.mask, itertools.count()
+    try:
+        expected = server.complete("abc", **fields)
+        assert expected["timings"]["draft_n"] > 0
+        for every in (1, 3):
+
+            def late(constraint: Constraint, every: int = every) -> Any:
+                if next(calls) % every == 0:
+                    time.sleep(0.01)
+                return original(constraint)
+
+            monkeypatch.setattr(Constraint, "mask", late)
+            found = server.complete("abc", **fields)
+            assert found["content"] == expected["content"]
+            assert found["timings"].get("draft_n", 0) < expected["timings"]["draft_n"]
     finally:
         server.close()
 

@@ -1,4 +1,4 @@
-"""Runs the compiled kernels on the machine's card through the driver alone: ctypes on libcuda.so.1, numpy in and out.
+"""Runs compiled kernels through the driver alone, the machine's or the emulated one: ctypes on libcuda.so.1 and numpy.
 
 Parameter structs are read from `ggml_v100/cuda/kernels/params.h`: a test and a kernel cannot disagree about a layout.
 """
@@ -108,10 +108,10 @@ class Array:
 
 
 class Device:
-    """Device 0 with its primary context."""
+    """Device 0 with its primary context. What compiled kernels it takes is up to the classes below it."""
 
-    def __init__(self, archive: Path) -> None:
-        self.library = ctypes.CDLL("libcuda.so.1")
+    def __init__(self, library: str) -> None:
+        self.library = ctypes.CDLL(library)
         self.call("cuInit", 0)
         handle, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(handle), 0)
@@ -123,7 +123,6 @@ class Device:
         self.name = name.value.decode()
         self.capability = (self.attribute(CAPABILITY_MAJOR), self.attribute(CAPABILITY_MINOR))
         self.multiprocessors = self.attribute(MULTIPROCESSORS)
-        self._archive = read_archive(archive)
         self.stream: ctypes.c_void_p | None = None  # of the launches; None is the default stream
         self._modules: dict[str, ctypes.c_void_p] = {}
 
@@ -155,13 +154,15 @@ class Device:
         self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(array.address), pointer, ctypes.c_size_t(array.bytes))
         return array
 
+    def image(self, unit: str) -> bytes:
+        """What the driver loads as the unit's module."""
+        raise NotImplementedError
+
     def kernel(self, unit: str, name: str) -> Callable[..., None]:
         """launch(grid, threads, Params, shared_bytes=0, **fields): fields are numbers or Arrays."""
         if unit not in self._modules:
-            cubin, ptx = self._archive[unit]
             module = ctypes.c_void_p()
-            image = cubin if self.capability[0] == 7 else ptx + b"\0"
-            self.call("cuModuleLoadData", ctypes.byref(module), image)
+            self.call("cuModuleLoadData", ctypes.byref(module), self.image(unit))
             self._modules[unit] = module
         function = ctypes.c_void_p()
         self.call("cuModuleGetFunction", ctypes.byref(function), self._modules[unit], name.encode())
@@ -213,6 +214,23 @@ class Device:
             self.call("cuEventElapsedTime", ctypes.byref(elapsed), begin, end)
             times.append(elapsed.value)
         return float(np.median(times))
+
+
+def wide_grid(rows: int, features: int) -> tuple[int, int]:
+    """Grid of the kernels whose threads have four features of a row (wide_blocks of params.h)."""
+    return rows, -(-features // 1024)
+
+
+class Card(Device):
+    """The machine's card with the kernels of an archive."""
+
+    def __init__(self, archive: Path) -> None:
+        super().__init__("libcuda.so.1")
+        self._archive = read_archive(archive)
+
+    def image(self, unit: str) -> bytes:
+        cubin, ptx = self._archive[unit]
+        return cubin if self.capability[0] == 7 else ptx + b"\0"
 
 
 def linear_job(**fields: Any) -> ctypes.Structure:

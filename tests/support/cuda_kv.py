@@ -19,8 +19,13 @@ def feature_blocks(head_dim: int) -> int:
     return -(-head_dim // 32)
 
 
-def part_bytes(kind: str, head_dim: int) -> int:
-    strips = TILES * feature_blocks(head_dim)
+def key_tiles(block: int) -> int:
+    """Tiles of 32 keys in a page; block: of an index cache, else 0."""
+    return TILES if block == 0 else -(-(PAGE_TOKENS // block) // 32)
+
+
+def part_bytes(kind: str, head_dim: int, tiles: int = TILES) -> int:
+    strips = tiles * feature_blocks(head_dim)
     return strips * (LOADS[kind] * 512 + (0 if kind == "f16" else 64))
 
 
@@ -49,10 +54,12 @@ def lane_of_column(column: int) -> int:
     return (column & 3) | (column >> 3 & 3) << 2 | (column >> 2 & 1) << 4
 
 
-def read_part(part: NDArray[np.uint8], kind: str, head_dim: int, is_value: bool) -> NDArray[np.float64]:
-    """[256 tokens, head_dim] of one head's keys or values."""
+def read_part(
+    part: NDArray[np.uint8], kind: str, head_dim: int, is_value: bool, tiles: int = TILES
+) -> NDArray[np.float64]:
+    """[32 tiles, head_dim] of one head's keys or values."""
     blocks, loads = feature_blocks(head_dim), LOADS[kind]
-    strips = TILES * blocks
+    strips = tiles * blocks
     codes = part[: strips * loads * 512].reshape(strips, loads, 32, 16)
     lanes = codes.transpose(0, 2, 1, 3)[:, [lane_of_column(c) for c in range(32)]].reshape(strips, 32, loads * 16)
     if kind == "f16":
@@ -63,7 +70,7 @@ def read_part(part: NDArray[np.uint8], kind: str, head_dim: int, is_value: bool)
         words = np.ascontiguousarray(lanes).view("<u4")
         places = [4 * (k % 8 // 2 + 4 * (k % 2)) for k in range(32)]
         values = np.stack([words[..., k // 8] >> places[k] & 15 for k in range(32)], axis=-1).astype(np.float64) - 8
-    shape = (blocks, TILES, 32, 32) if is_value else (TILES, blocks, 32, 32)
+    shape = (blocks, tiles, 32, 32) if is_value else (tiles, blocks, 32, 32)
     values = values.reshape(shape)  # [.., owner, packed]
     values = values.transpose(1, 3, 0, 2) if is_value else values.transpose(0, 2, 1, 3)  # [tile, token, block, feature]
     if kind != "f16":
@@ -73,7 +80,7 @@ def read_part(part: NDArray[np.uint8], kind: str, head_dim: int, is_value: bool)
         else:
             scales = scales[..., [lane_of_column(c) for c in range(32)]].transpose(0, 2, 1)
         values = values * scales[..., None]
-    return values.reshape(PAGE_TOKENS, blocks * 32)
+    return values.reshape(tiles * 32, blocks * 32)
 
 
 class Cache:
@@ -81,44 +88,59 @@ class Cache:
 
     def __init__(
         self, device: Device, lengths: list[int], kv_heads: int, head_dim: int, kinds: tuple[str, str],
-        source: np.random.Generator, group: int = 1, skew: int = 0,
+        source: np.random.Generator, group: int = 1, skew: int = 0, block: int = 0,
     ) -> None:  # fmt: skip
-        self.device, self.kv_heads, self.head_dim, self.kinds = device, kv_heads, head_dim, kinds
-        self.page_bytes = kv_heads * sum(part_bytes(kind, head_dim) for kind in kinds) + PAGE_GAP
+        self.device, self.kv_heads, self.head_dim, self.kinds, self.block = device, kv_heads, head_dim, kinds, block
+        self.sizes = (part_bytes(kinds[0], head_dim, key_tiles(block)), part_bytes(kinds[1], head_dim))
+        self.page_bytes = kv_heads * sum(self.sizes) + PAGE_GAP
         self.most_pages = max(-(-length // PAGE_TOKENS) for length in lengths) + 1
         pages = source.permutation(len(lengths) * self.most_pages).reshape(len(lengths), -1)
         self.page_table = pages.astype(np.int32)
         self.pages = device.empty((pages.size, self.page_bytes), np.uint8)  # all ones: NaN in f16
         self.struct = parameter_structs()["KvCache"](
             pages=self.pages.address, page_bytes=self.page_bytes, kv_heads=kv_heads, head_dim=head_dim,
-            type_k=TYPES[kinds[0]], type_v=TYPES[kinds[1]], group=group, skew=skew,
+            type_k=TYPES[kinds[0]], type_v=TYPES[kinds[1]], group=group, skew=skew, block=block,
         )  # fmt: skip
 
-    def append(self, k: NDArray[Any], v: NDArray[Any], kv_index: list[int], sequence: list[int]) -> None:
-        """k, v [rows, kv_heads, head_dim]."""
-        put, rows = self.device.put, len(k)
+    def append(self, k: NDArray[Any] | None, v: NDArray[Any], kv_index: list[int], sequence: list[int]) -> None:
+        """k, v [rows, kv_heads, head_dim]; k None: only values."""
+        put, rows = self.device.put, len(v)
         warps = rows * self.kv_heads * feature_blocks(self.head_dim) * 2
         self.device.kernel("kv_append", "kv_append")(
-            -(-warps // (THREADS // 32)), THREADS, "KvAppendParams", k=put(k), v=put(v), rows=rows, cache=self.struct,
+            -(-warps // (THREADS // 32)), THREADS, "KvAppendParams", k=0 if k is None else put(k), v=put(v), rows=rows,
+            cache=self.struct,
             kv_index=put(np.array(kv_index, np.int32)), sequence=put(np.array(sequence, np.int32)),
             page_table=put(self.page_table), most_pages=self.most_pages,
         )  # fmt: skip
 
+    def load(self, sequence: int, first: int, rows: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What the card reads back at indices first.. of a sequence: keys and values [rows, kv_heads, head_dim]."""
+        k, v = (self.device.empty((rows, self.kv_heads, self.head_dim)) for _ in range(2))
+        warps = rows * self.kv_heads * feature_blocks(self.head_dim) * 2
+        self.device.kernel("kv_append", "kv_read")(
+            -(-warps // (THREADS // 32)), THREADS, "KvReadParams", k=k, v=v, rows=rows, first=first, cache=self.struct,
+            pages=self.device.put(self.page_table[sequence]),
+        )  # fmt: skip
+        return k.get(), v.get()
+
     def read(self, sequence: int, length: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Keys and values [length, kv_heads, head_dim] as numpy finds them in the pages."""
+        """Keys (of an index: one for each block) and values [length, kv_heads, head_dim] as numpy finds them."""
         raw = self.pages.get()
         found = []
         start = 0
-        for is_value, kind in enumerate(self.kinds):
-            size = part_bytes(kind, self.head_dim)
+        for is_value, (kind, size) in enumerate(zip(self.kinds, self.sizes, strict=True)):
+            block = 1 if is_value else max(1, self.block)
+            tiles = TILES if is_value else key_tiles(self.block)
             heads = []
             for head in range(self.kv_heads):
                 at = start + head * size
                 parts = [
-                    read_part(raw[self.page_table[sequence, page], at : at + size], kind, self.head_dim, bool(is_value))
+                    read_part(
+                        raw[self.page_table[sequence, page], at : at + size], kind, self.head_dim, bool(is_value), tiles
+                    )[: PAGE_TOKENS // block]
                     for page in range(-(-length // PAGE_TOKENS))
                 ]
-                heads.append(np.concatenate(parts)[:length, : self.head_dim])
+                heads.append(np.concatenate(parts)[: length // block, : self.head_dim])
             found.append(np.stack(heads, axis=1))
             start += self.kv_heads * size
         return found[0], found[1]

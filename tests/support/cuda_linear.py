@@ -1,4 +1,4 @@
-"""Packs weights and runs the streaming kernels of `linear.cu` as the launcher does, for tests and timings."""
+"""Packs weights and runs `linear.cu` and `linear_prompt.cu` as the launcher does, for tests and timings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from support.random_blocks import block_size
 
 THREADS = 256
 ROW_TILES = {8: 1, 16: 2, 32: 4, 64: 8}  # by the most rows of a kernel
+PROMPT_ROWS = 128  # kPromptRows
+PROMPT_TILES = {"wide": (128, 256, 256), "narrow": (64, 128, 128)}  # rows, columns, threads: linear_prompt_shape.h
 
 
 class Weight(NamedTuple):
@@ -44,13 +46,14 @@ class Panel(NamedTuple):
     values: Array
     row_scale: Array
     rows: int
-    most_rows: int  # of the kernel that reads it: 8, 16, 32, 64
+    most_rows: int  # of the kernel that reads it: 8, 16, 32, 64; for prompts those that it has
 
 
-def make_panel(device: Device, x: Array) -> Panel:
+def make_panel(device: Device, x: Array, prompt: bool = False) -> Panel:
+    """The panel for the streaming kernel of as many rows, or for the kernels of prompts."""
     rows, features = x.shape
-    most_rows = next(most for most in ROW_TILES if rows <= most)
-    tiles = ROW_TILES[most_rows]
+    most_rows = -(-rows // PROMPT_ROWS) * PROMPT_ROWS if prompt else next(m for m in ROW_TILES if rows <= m)
+    tiles = most_rows // 8
     panel = Panel(device.empty((features * tiles * 8,), np.uint16), device.empty((rows,)), rows, most_rows)
     launch = device.kernel("panel", "panel")
     fields: dict[str, Any] = {"x": x, "panel": panel.values, "row_scale": panel.row_scale}
@@ -67,22 +70,44 @@ class Job(NamedTuple):
 
 
 def run_linear(device: Device, panel: Panel, jobs: Sequence[Job], activation: int | None = None) -> None:
-    """One launch: every job, or with an activation job 0 as the gate of job 1."""
+    """One launch of a streaming kernel: every job, or with an activation job 0 as the gate of job 1."""
     gated = activation is not None
-    structs, tiles = parameter_structs()["LinearParams"]().job, 0
+    columns = 2 if gated or panel.most_rows > 8 else 1
+    tiles = launch_tiles(jobs, gated)
+    grid = tiles if gated else -(-tiles // columns)
+    name = f"{'gated_' if gated else ''}rows{panel.most_rows}"
+    launch = device.kernel(f"linear_{jobs[0].weight.type_name.lower()}", name)
+    launch(grid, 256 * columns, "LinearParams", **linear_fields(panel, jobs, activation))
+
+
+def run_linear_prompt(
+    device: Device, panel: Panel, jobs: Sequence[Job], tile: str, activation: int | None = None
+) -> None:
+    """The same with a kernel of prompts; `tile` is wide or narrow."""
+    gated = activation is not None
+    rows, columns, threads = PROMPT_TILES[tile]
+    grid = -(-panel.rows // rows) * -(-launch_tiles(jobs, gated) // (columns // (64 if gated else 32)))
+    launch = device.kernel(f"linear_prompt_{jobs[0].weight.type_name.lower()}", f"{'gated_' if gated else ''}{tile}")
+    launch(grid, threads, "LinearParams", **linear_fields(panel, jobs, activation))
+
+
+def launch_tiles(jobs: Sequence[Job], gated: bool) -> int:
+    return jobs[0].weight.tiles if gated else sum(job.weight.tiles for job in jobs)
+
+
+def linear_fields(panel: Panel, jobs: Sequence[Job], activation: int | None) -> dict[str, Any]:
+    """The fields of LinearParams."""
+    gated = activation is not None
+    structs, first = parameter_structs()["LinearParams"]().job, 0
     for i, job in enumerate(jobs):
-        first = 0 if gated else tiles
         bias = job.bias if job.bias is not None else 0
         structs[i] = linear_job(
             weight=job.weight.packed, bias=bias, y=job.y, out_features=job.weight.out_features,
             first_tile=first, scale=job.scale, adds=int(job.adds),
         )  # fmt: skip
-        tiles = job.weight.tiles if gated else tiles + job.weight.tiles
-    columns = 2 if gated or panel.most_rows > 8 else 1
-    grid = tiles if gated else -(-tiles // columns)
-    name = f"{'gated_' if gated else ''}rows{panel.most_rows}"
-    launch = device.kernel(f"linear_{jobs[0].weight.type_name.lower()}", name)
-    launch(
-        grid, 256 * columns, "LinearParams", panel=panel.values, row_scale=panel.row_scale, rows=panel.rows,
-        in_features=jobs[0].weight.in_features, jobs=len(jobs), tiles=tiles, activation=activation or 0, job=structs,
-    )  # fmt: skip
+        first += 0 if gated else job.weight.tiles
+    return {
+        "panel": panel.values, "row_scale": panel.row_scale, "rows": panel.rows,
+        "in_features": jobs[0].weight.in_features, "jobs": len(jobs), "tiles": launch_tiles(jobs, gated),
+        "activation": activation or 0, "job": structs,
+    }  # fmt: skip

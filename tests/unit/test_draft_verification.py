@@ -245,3 +245,53 @@ def test_synthetic_acceptance_follows_its_rates_whatever_the_model_says(models: 
     with pytest.raises(InvalidArgument, match=r"rate is 1\.5"):
         SyntheticAcceptance([1.5], 1)
     engine.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+def test_with_a_mask_for_each_row_the_text_is_that_of_one_mask_after_the_other(
+    models: dict[tuple[str, str], Model], architecture: str, temperature: float
+) -> None:
+    """Each token decides what may follow it, as with a grammar."""
+    model, rng = models[architecture, "f32"], random.Random(7)
+    n_words = -(-model.n_vocab // 32)
+
+    def mask_after(token: int) -> np.ndarray[Any, Any]:
+        return np.random.default_rng(token).integers(0, 2**32, n_words, np.uint32) & np.uint32(0x0F0F0F0F)
+
+    prompt = random_prompt(model, 40, 3)
+    engine, sampler = open_engine(model), Sampler(model.n_vocab, temperature=temperature, seed=5)
+    expected, pending = [], prompt
+    for _ in range(120):
+        sampler.set_mask(mask_after(pending[-1]))
+        (output,) = engine.step([Work(0, pending, sampler, 2)])
+        expected.append(output)
+        pending = [output.token]
+    engine.close()
+    tokens = [output.token for output in expected]
+    engine, sampler = open_engine(model), Sampler(model.n_vocab, temperature=temperature, seed=5)
+    sampler.set_mask(mask_after(prompt[-1]))
+    found = engine.step([Work(0, prompt, sampler, 2)])
+    n_rounds = 0
+    while len(found) < len(expected):
+        draft = planted(rng, tokens, len(found), model.n_vocab, min(7, len(expected) - len(found) - 1))
+        last = found[-1].token
+        sampler.set_mask(mask_after(last))
+        masks = np.array([mask_after(token) for token in (last, *draft)]) if draft else None
+        found += engine.step([Work(0, [last], sampler, 2, draft=draft, masks=masks)])
+        n_rounds += 1
+    assert found == expected
+    assert n_rounds < 80
+    engine.close()
+
+
+def test_masks_of_another_size_are_refused(models: dict[tuple[str, str], Model]) -> None:
+    model = models["llama", "f32"]
+    engine, sampler = open_engine(model), Sampler(model.n_vocab, temperature=0.0)
+    engine.step([Work(0, [5, 6, 7], sampler)])
+    words = -(-model.n_vocab // 32)
+    for draft, shape in (([1, 2], (2, words)), ([1, 2], (3, words - 1)), ([], (1, words)), ([1], (2, 0))):
+        with pytest.raises(InvalidArgument, match="masks of"):
+            engine.step([Work(0, [8], sampler, draft=draft, masks=np.ones(shape, np.uint32))])
+    assert engine.length(0) == 3
+    engine.close()

@@ -201,6 +201,21 @@ def test_clearing_gives_all_pages_back(model: Model, engine: Engine) -> None:
     assert (engine.length(0), engine.free_tokens()) == (0, before)
 
 
+def test_pretended_tokens_take_room_and_are_gone_on_from(model: Model) -> None:
+    engine = Engine(model, n_ctx=768, n_threads=1)
+    engine.pretend(0, 600)
+    assert engine.length(0) == 600
+    engine.decode([1, 2, 3])
+    assert engine.length(0) == 603
+    with pytest.raises(ContextFull):
+        engine.pretend(0, 600)
+    engine.close()
+    keeping = Engine(model, n_ctx=256, n_threads=1, cache_bytes=1 << 20)
+    with pytest.raises(InvalidArgument, match="cache_bytes"):
+        keeping.pretend(0, 5)
+    keeping.close()
+
+
 def test_batch_rows_of_several_sequences_may_be_interleaved(model: Model, engine: Engine) -> None:
     a, b = random_tokens(model, 6), random_tokens(model, 6, seed=2)
     tokens = [token for pair in zip(a, b, strict=True) for token in pair]

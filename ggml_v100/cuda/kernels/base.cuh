@@ -16,6 +16,16 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) & (kWarp - 1); }
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
 
+// The features of a thread in kernels of grid (rows, wide_blocks(features)) and 256 threads: body(i) for each.
+template <class Body>
+__device__ __forceinline__ void for_features(int32_t features, const Body& body) {
+#pragma unroll
+  for (int part = 0; part < 4; ++part) {
+    const int i = static_cast<int>(blockIdx.y) * 1024 + part * 256 + static_cast<int>(threadIdx.x);
+    if (i < features) body(i);
+  }
+}
+
 // The same value in every lane: butterfly, partners 16, 8, 4, 2, 1 apart. a + b = b + a, so all lanes have the same bits.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll

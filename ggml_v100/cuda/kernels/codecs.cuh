@@ -278,7 +278,7 @@ struct LevelBlocks {
 using IQ4_NL = LevelBlocks<false>;
 using MXFP4 = LevelBlocks<true>;
 
-// Values as they are. BF16 and F32 become this when a model is loaded. 32 values are a block.
+// Values as they are. BF16 becomes this when a model is loaded (repack.cu). 32 values are a block.
 struct F16 {
   static constexpr int kValues = 32, kBytes = 64, kUnits = 1;
   using Header = NoHeader;

@@ -11,6 +11,9 @@
 //   q4_0   1 load of 32 codes; those of values 8 j..8 j + 7 are word j, in the places of codecs.cuh
 // After all strips of a part come, for the quantised types, their scales: [strip][32 tokens] f16. The scale of a key stands
 // at the place of its lane, that of a value at its token; either belongs to 32 features of one token, as in ops.h.
+// Keys and values have the same number of features: no model of ours differs there, so the host refuses what does.
+//
+// The cache of a sparse-attention indexer is a page of one head whose key part is shorter: one key for each block of tokens.
 #pragma once
 
 #include "params.h"
@@ -26,17 +29,28 @@ constexpr int32_t kv_strip_loads(int32_t type) { return type == kKvF16 ? 4 : typ
 constexpr int32_t kv_strip_bytes(int32_t type) { return kv_strip_loads(type) * 512; }
 constexpr int32_t kv_feature_blocks(int32_t head_dim) { return (head_dim + kStripValues - 1) / kStripValues; }
 
-// Of one head's keys, or of its values.
-constexpr int32_t kv_code_bytes(int32_t type, int32_t head_dim) {
-  return kPageTiles * kv_feature_blocks(head_dim) * kv_strip_bytes(type);
+// Of one head's keys, or of its values. tiles: 32 tokens each.
+constexpr int32_t kv_code_bytes(int32_t type, int32_t head_dim, int32_t tiles = kPageTiles) {
+  return tiles * kv_feature_blocks(head_dim) * kv_strip_bytes(type);
 }
-constexpr int32_t kv_part_bytes(int32_t type, int32_t head_dim) {
-  const int32_t scales = type == kKvF16 ? 0 : kPageTiles * kv_feature_blocks(head_dim) * kStripValues * 2;
-  return kv_code_bytes(type, head_dim) + scales;
+constexpr int32_t kv_part_bytes(int32_t type, int32_t head_dim, int32_t tiles = kPageTiles) {
+  const int32_t scales = type == kKvF16 ? 0 : tiles * kv_feature_blocks(head_dim) * kStripValues * 2;
+  return kv_code_bytes(type, head_dim, tiles) + scales;
+}
+// Tiles of a page's keys.
+constexpr int32_t kv_key_tiles(int32_t block) {
+  return block == 0 ? kPageTiles : (kPageTokens / block + kStripValues - 1) / kStripValues;
+}
+constexpr int32_t kv_key_bytes(const KvCache& cache) {
+  return kv_part_bytes(cache.type_k, cache.head_dim, kv_key_tiles(cache.block));
 }
 constexpr int64_t kv_page_bytes(const KvCache& cache) {
-  return static_cast<int64_t>(cache.kv_heads) *
-         (kv_part_bytes(cache.type_k, cache.head_dim) + kv_part_bytes(cache.type_v, cache.head_dim));
+  return static_cast<int64_t>(cache.kv_heads) * (kv_key_bytes(cache) + kv_part_bytes(cache.type_v, cache.head_dim));
+}
+// Where the scales of a part begin.
+constexpr int32_t kv_scales_at(const KvCache& cache, bool is_value) {
+  return is_value ? kv_code_bytes(cache.type_v, cache.head_dim)
+                  : kv_code_bytes(cache.type_k, cache.head_dim, kv_key_tiles(cache.block));
 }
 
 }  // namespace v100::cuda

@@ -1,20 +1,22 @@
 // y = W x for 1 to 64 rows: the weights stream through the registers of tensor-core warps, once for all rows.
 //
 // Shapes    W [N, K] as records (codecs.cuh), x as f16 panels (PanelParams), y [rows, N] f32; several W of one type and K in
-//           one launch (jobs). CODEC is a macro of the unit.
+//           one launch (jobs). CODEC is a macro of the unit. Of experts: a block has an item (ExpertItem), up to as many rows
+//           of one expert as the kernel's name says; an item without rows is left at once.
 // Layout    A warp owns 32 output features (a tile) and every eighth part of K, in whole blocks; the 8 warps of a tile are
 //           summed through shared memory. A unit of 32 k is 2 x 4 instructions per 8 rows. Kernels with two tiles per block
 //           share the activations through L1; `gated` puts gate and up side by side.
 // Bound     DRAM: N * K / block * block_bytes. Per unit and warp Q8_0 moves 1088 B = 592 cycles of a sub-partition's share
 //           of 900 GB/s at 1.53 GHz; the tensor cores need 64 cycles per 8 rows, so up to 64 rows fit.
-// Budget    rows8              256 threads, <= 80 registers, 8192 B shared
-// Budget    gated_rows8        512 threads, <= 96 registers, 16384 B shared
-// Budget    rows64             512 threads, <= 128 registers, 16384 B shared, <= 64 B stack
-// Budget    gated_rows64       512 threads, <= 128 registers, 16384 B shared, <= 64 B stack
-// Budget    *                  512 threads, <= 128 registers, 16384 B shared
+// Budget    rows8              256 threads, <= 80 registers, 8208 B shared
+// Budget    gated_rows8        512 threads, <= 96 registers, 16416 B shared
+// Budget    rows64             512 threads, <= 128 registers, 16416 B shared, <= 64 B stack
+// Budget    gated_rows64       512 threads, <= 128 registers, 16416 B shared, <= 64 B stack
+// Budget    *                  512 threads, <= 128 registers, 16416 B shared
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
 #include "codecs.cuh"
+#include "linear.cuh"
 
 namespace v100::cuda {
 
@@ -32,7 +34,7 @@ __device__ __forceinline__ void part_of(int blocks, int part, int& begin, int& e
 // share waits for both. kStage 0: a unit is loaded when it is needed (64 rows: registers are short, and the tensor
 // instructions of the other three warps of a sub-partition take longer than a load).
 template <class Codec, int kTiles, int kStage>
-__device__ __forceinline__ void stream_tile(const LinearParams& p, const uint8_t* records, int part,
+__device__ __forceinline__ void stream_tile(const uint16_t* panel, const uint8_t* records, int blocks, int part,
                                             float (&sums)[kTiles][8]) {
   constexpr int kUnits = kStage > 0 ? kStage : 1;  // of a round
   static_assert(Codec::kUnits == 1 || Codec::kUnits % kUnits == 0,
@@ -41,7 +43,7 @@ __device__ __forceinline__ void stream_tile(const LinearParams& p, const uint8_t
   constexpr int kOctet = kTiles * kTileRows * 8;  // 8 values of all rows in the panel
   const int lane = lane_id();
   int begin, end;
-  part_of<Codec>(p.in_features / Codec::kValues, part, begin, end);
+  part_of<Codec>(blocks, part, begin, end);
 #pragma unroll
   for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -64,7 +66,7 @@ __device__ __forceinline__ void stream_tile(const LinearParams& p, const uint8_t
 
   Round next;
   if (kStage > 0 && begin < end) load(next, begin);
-  const uint16_t* x = p.panel + static_cast<int64_t>(begin) * (kUnitValues / 8 * kOctet) + row_of_a(lane) * 8;
+  const uint16_t* x = panel + static_cast<int64_t>(begin) * (kUnitValues / 8 * kOctet) + row_of_a(lane) * 8;
 #pragma unroll 1
   for (int first = begin; first < end; first += kUnits) {
     if (kStage == 0) load(next, first);
@@ -91,47 +93,59 @@ __device__ __forceinline__ void stream_tile(const LinearParams& p, const uint8_t
   }
 }
 
-// The job that a tile belongs to.
-__device__ __forceinline__ int job_of(const LinearParams& p, int tile) {
-  int job = 0;
-  for (int j = 1; j < p.jobs; ++j)
-    if (tile >= p.job[j].first_tile) job = j;
-  return job;
-}
+// A tile: features from `feature` on, rows first, ..., first + rows - 1 of the launch's, or of its slots by expert.
+struct Work {
+  int feature, first, rows;
+  float scale;  // of the matrix
+};
 
 // kColumns tiles per block, 8 warps each.
 template <class Codec, int kTiles, int kColumns, int kStage, bool kGated>
 __device__ __forceinline__ void linear(const LinearParams& p) {
   __shared__ float partial[kColumns][kParts][kTileRows * kTileColumns];
+  __shared__ Work work[kColumns];
   const int column = warp_id() / kParts, part = warp_id() % kParts;
   const int tile = kGated ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) * kColumns + column;
   const bool is_there = kGated || tile < p.tiles;
   const LinearJob& job = p.job[kGated ? column : is_there ? job_of(p, tile) : 0];
   const int tile_of_job = kGated ? tile : tile - job.first_tile;
-  const int64_t tile_bytes = static_cast<int64_t>(p.in_features / Codec::kValues) * 32 * Codec::kBytes;
+  const int blocks = p.in_features / Codec::kValues;
+
+  const uint8_t* weight = job.weight;
+  const uint16_t* panel = p.panel;
+  Work mine = {tile_of_job * kTileColumns, 0, p.rows, job.scale};
+  if (p.items != nullptr) {
+    const ExpertItem item = p.items[blockIdx.y];
+    if (item.rows == 0) return;  // all threads
+    const ExpertWeight expert = job.experts[item.expert];
+    weight = expert.weight;
+    panel += static_cast<int64_t>(blockIdx.y) * p.in_features * (kTiles * kTileRows);
+    mine.first = item.first, mine.rows = item.rows, mine.scale = expert.scale;
+  }
+  if (threadIdx.x % (kParts * kWarp) == 0) work[column] = mine;  // not in registers: it is not needed in the loop
 
   float sums[kTiles][8];
-  if (is_there) stream_tile<Codec, kTiles, kStage>(p, job.weight + tile_of_job * tile_bytes, part, sums);
+  const uint8_t* records = weight + static_cast<int64_t>(tile_of_job) * blocks * (32 * Codec::kBytes);
+  if (is_there) stream_tile<Codec, kTiles, kStage>(panel, records, weight != nullptr ? blocks : 0, part, sums);
 
   // One output per thread and tile: thread i of a column's 256 has row i / 32, feature i % 32.
   const int output = static_cast<int>(threadIdx.x) % (kParts * kWarp);
-  const int feature = tile_of_job * kTileColumns + output % kTileColumns;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     const int row = t * kTileRows + output / kTileColumns;
-    if (t * kTileRows >= p.rows) break;  // the same for all threads
+    if (t > 0 && t * kTileRows >= work[column].rows) break;  // the same for all threads
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       partial[column][part][row_of_c(lane_id(), i) * kTileColumns + column_of_c(lane_id(), i)] = sums[t][i];
-    __syncthreads();  // the parts written above are summed below
+    __syncthreads();  // the parts, and `work`, written above are read below
+    const int feature = work[column].feature + output % kTileColumns;
     float y = 0.0f;
 #pragma unroll
     for (int s = 0; s < kParts; ++s) y += partial[column][s][output];
-    const bool is_output = is_there && row < p.rows && feature < job.out_features;
-    if (is_output) {
-      y = __fmul_rn(y * p.row_scale[row], job.scale);
-      if (job.bias != nullptr) y = __fadd_rn(y, job.bias[feature]);
-    }
+    const bool is_output = is_there && row < work[column].rows && feature < job.out_features;
+    if (is_output)
+      y = output_of(job, work[column].scale, y, p.row_scale[work[column].first + row],
+                    job.bias != nullptr ? job.bias[feature] : 0.0f);
     __syncthreads();  // all sums are read before the next tile's, or the up values, take their place
     if (kGated) {
       if (column == 1) partial[1][0][output] = y;
@@ -141,7 +155,8 @@ __device__ __forceinline__ void linear(const LinearParams& p) {
       if (column == 1) continue;
     }
     if (is_output) {
-      float* to = job.y + static_cast<int64_t>(row) * job.out_features + feature;
+      const int slot = p.items != nullptr ? p.order[work[column].first + row] : row;
+      float* to = job.y + static_cast<int64_t>(slot) * job.out_features + feature;
       *to = job.adds ? *to + y : y;
     }
   }

@@ -5,6 +5,13 @@
 
 namespace v100::cuda {
 
+#ifdef V100_EMULATED
+__device__ __forceinline__ uint4 stream_16(const void* p) { return *static_cast<const uint4*>(p); }
+__device__ __forceinline__ uint2 stream_8(const void* p) { return *static_cast<const uint2*>(p); }
+__device__ __forceinline__ uint32_t stream_4(const void* p) { return *static_cast<const uint32_t*>(p); }
+__device__ __forceinline__ uint32_t stream_2(const void* p) { return *static_cast<const uint16_t*>(p); }
+__device__ __forceinline__ uint32_t stream_1(const void* p) { return *static_cast<const uint8_t*>(p); }
+#else
 __device__ __forceinline__ uint4 stream_16(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -32,6 +39,7 @@ __device__ __forceinline__ uint32_t stream_1(const void* p) {
   asm volatile("ld.global.nc.L1::no_allocate.u8 %0, [%1];" : "=r"(v) : "l"(p));
   return v;
 }
+#endif
 
 // Shared by the warps of a block: stays in L1.
 __device__ __forceinline__ uint4 cached_16(const void* p) { return __ldg(static_cast<const uint4*>(p)); }

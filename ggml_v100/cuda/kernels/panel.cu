@@ -1,8 +1,9 @@
 // Activations from f32 rows to the f16 panels that tensor-core kernels read: once per distinct input, for all its weights.
 //
 // Shapes    x [rows, K] f32 -> panel [K / 8][tiles][8 rows][8] f16, row_scale [rows]. One block per row of the panel.
+//           expert_panel gathers the rows that experts get: a panel per item (ExpertItem).
 // Bound     DRAM or L2: 4 K + 2 K bytes per row, read twice (the second time from L1/L2).
-// Budget    panel              256 threads, <= 40 registers, 64 B shared
+// Budget    *                  256 threads, <= 40 registers, 64 B shared
 // Numerics  A row times 2^e, exactly, with its largest value at 2^14..2^15; then to f16, nearest even. So no value overflows
 //           and values down to 2^-28 of the largest keep 11 bits. A row of zeros, or with an infinity or NaN, has e = 0.
 #include "base.cuh"
@@ -11,16 +12,13 @@ namespace v100::cuda {
 
 constexpr int kThreads = 256;
 
-extern "C" __global__ void __launch_bounds__(kThreads) panel(PanelParams p) {
+// Row `row` of a panel from x [features]; x nullptr: zeros, which have no scale. All threads of a block together.
+__device__ __forceinline__ void panel_row(const float* x, int features, int tiles, int row, uint16_t* panel,
+                                          float* row_scale) {
   __shared__ float largest[kThreads / kWarp];
-  const int row = static_cast<int>(blockIdx.x);  // up to 8 * tiles
-  const bool is_row = row < p.rows;
-  const float* x = p.x + static_cast<int64_t>(row) * p.features;
-  uint16_t* to = p.panel + row * 8;
-
   float most = 0.0f;
-  if (is_row)
-    for (int i = threadIdx.x; i < p.features; i += kThreads) most = fmaxf(most, fabsf(x[i]));
+  if (x != nullptr)
+    for (int i = threadIdx.x; i < features; i += kThreads) most = fmaxf(most, fabsf(x[i]));
   most = warp_max(most);
   if (lane_id() == 0) largest[warp_id()] = most;
   __syncthreads();  // maxima written above are read below
@@ -31,11 +29,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) panel(PanelParams p) {
   const bool is_plain = most > 0.0f && exponent < 128;
   const int shift = is_plain ? min(14 - exponent, 126) : 0;
   const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
-  if (is_row && threadIdx.x == 0) p.row_scale[row] = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
+  if (x != nullptr && threadIdx.x == 0) *row_scale = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
 
-  for (int octet = threadIdx.x; octet < p.features / 8; octet += kThreads) {
+  for (int octet = threadIdx.x; octet < features / 8; octet += kThreads) {
     uint4 packed = {0, 0, 0, 0};
-    if (is_row) {
+    if (x != nullptr) {
       const float4 a = reinterpret_cast<const float4*>(x)[2 * octet],
                    b = reinterpret_cast<const float4*>(x)[2 * octet + 1];
       const __half2 pairs[4] = {
@@ -43,8 +41,24 @@ extern "C" __global__ void __launch_bounds__(kThreads) panel(PanelParams p) {
           __floats2half2_rn(b.x * scale, b.y * scale), __floats2half2_rn(b.z * scale, b.w * scale)};
       packed = *reinterpret_cast<const uint4*>(pairs);
     }
-    *reinterpret_cast<uint4*>(to + static_cast<int64_t>(octet) * p.tiles * 64) = packed;
+    *reinterpret_cast<uint4*>(panel + (static_cast<int64_t>(octet) * tiles * 8 + row) * 8) = packed;
   }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) panel(PanelParams p) {
+  const int row = static_cast<int>(blockIdx.x);  // up to 8 * tiles
+  const float* x = row < p.rows ? p.x + static_cast<int64_t>(row) * p.features : nullptr;
+  panel_row(x, p.features, p.tiles, row, p.panel, p.row_scale + row);
+}
+
+// Rows that an item has not are left as they are: an output row of a product comes from its own row alone.
+extern "C" __global__ void __launch_bounds__(kThreads) expert_panel(ExpertPanelParams p) {
+  const int row = static_cast<int>(blockIdx.x);
+  const ExpertItem item = p.items[blockIdx.y];
+  if (row >= item.rows) return;
+  const int place = item.first + row, from = p.order[place] / p.slots_per_row;
+  uint16_t* panel = p.panel + static_cast<int64_t>(blockIdx.y) * p.features * (8 * p.tiles);
+  panel_row(p.x + static_cast<int64_t>(from) * p.features, p.features, p.tiles, row, panel, p.row_scale + place);
 }
 
 }  // namespace v100::cuda

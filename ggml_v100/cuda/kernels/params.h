@@ -35,7 +35,26 @@ struct AddParams {
 struct ScaleParams {
   float* x;  // [n], in place
   int64_t n;
-  float factor;  // of scale; the cap of soft_cap
+  float factor;  // of scale and scaled_silu; the cap of soft_cap
+};
+
+// Kernels whose grid is (rows, wide_blocks(features)): a thread has four features of a row, 256 apart.
+constexpr int32_t wide_blocks(int32_t features) { return (features + 1023) / 1024; }
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct AddVectorParams {
+  float* x;             // [rows, features], in place
+  const float* vector;  // [features]
+  int32_t rows, features;
+};
+
+// x[indices[i]] = fma(factors[i], added[i], x[indices[i]]). Grid (rows, wide_blocks(features)), 256 threads.
+struct AddScaledRowsParams {
+  float* x;                // [*, features], in place
+  const float* added;      // [rows, features]
+  const int32_t* indices;  // [rows], all different
+  const float* factors;    // [rows]
+  int32_t rows, features;
 };
 
 // y = act(gate) * up.
@@ -82,6 +101,90 @@ struct GatherRowsParams {
   int32_t rows, features;
 };
 
+// A rectangle of one tensor into another: place, copy, each half of concatenate, columns of a fused product. Grid
+// (rows, wide_blocks(columns)), 256 threads.
+struct CopyColumnsParams {
+  const float* x;  // row r at x + r * from_stride
+  float* y;        // row r at y + r * to_stride; the two do not overlap
+  int64_t from_stride, to_stride;
+  int32_t rows, columns;
+};
+
+// Grid any, 256 threads.
+struct FillParams {
+  float* x;  // [n]
+  int64_t n;
+  float value;
+};
+
+// Of each row the one before it in its sequence, or that of the record. No sequence may write a slot that another one reads.
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct PreviousRowsParams {
+  const float* x;             // [rows, features]
+  float* y;                   // [rows, features], not x
+  float* last;                // slot s at last + s * slot_values: [features]
+  const int32_t* sequence;    // [rows], ascending
+  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* state_from;  // [sequences], -1: zeros
+  const int32_t* state_to;    // [sequences], may be state_from; -1: nothing is written
+  int64_t slot_values;
+  int32_t rows, features;
+};
+
+// Residual streams: `features` are those of one stream; a row holds the streams side by side.
+//
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct RepeatStreamsParams {
+  const float* x;  // [rows, features]
+  float* y;        // [rows, streams, features]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, streams), 256 threads.
+struct NormStreamsParams {
+  const float* x;       // [rows, streams, features]
+  const float* weight;  // [streams, features]
+  float* y;             // [rows, streams, features], may be x
+  int32_t rows, features, streams;
+  float eps;
+};
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct MixStreamsParams {
+  const float* x;     // [rows, streams, features]
+  const float* gate;  // [rows, streams, features]
+  float* y;           // [rows, features]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, wide_blocks(features)), 256 threads.
+struct AddToStreamsParams {
+  float* x;             // [rows, streams, features], in place
+  const float* y;       // [rows, features]
+  const float* inject;  // [rows, streams]
+  int32_t rows, features, streams;
+};
+
+// Grid (rows, streams), 256 threads.
+struct GateMemoryParams {
+  const float* key;    // [rows, streams, features]
+  const float* query;  // [rows, streams, features]
+  const float* value;  // [rows, features]
+  float* y;            // [rows, streams, features], may be key or query
+  int32_t rows, features, streams;
+};
+
+// Row r belongs to block r / block_rows. Grid (rows, wide_blocks(features)), 256 threads.
+struct BlockConvParams {
+  const float* x;     // [rows, features]
+  const float* base;  // [2, taps, features]
+  const float* own;   // [rows, 2, taps, features / group]
+  float* y;           // [rows, features], not x
+  int32_t rows, features, taps, group;
+  int32_t place;  // 0 before, 1 after a layer
+  int32_t block_rows;
+};
+
 // Activations as an f16 panel: [K / 8][tiles][8 rows][8], so that the eight rows of a tile are 128 adjacent bytes and all
 // tiles of 8 values lie side by side.
 // A row is multiplied by a power of two that brings its largest value to 2^14..2^15; row_scale undoes that. Rows
@@ -91,7 +194,7 @@ struct PanelParams {
   uint16_t* panel;         // f16, [features / 8, tiles, 8, 8]
   float* row_scale;        // [rows]
   int32_t rows, features;  // features a multiple of 8
-  int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4 or 8
+  int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
 // Weights of file layout into records (codecs.cuh).
@@ -99,29 +202,103 @@ struct RepackParams {
   const uint8_t* rows;  // [out_features, in_features / block] blocks
   uint8_t* packed;  // [(out_features + 31) / 32, in_features / block] records; zeros before, for the last one's rest
   int32_t out_features;
-  int32_t blocks;  // of a row
+  int32_t blocks;    // of a row; of BF16, 32 values are one
+  int32_t exponent;  // of BF16: values are multiplied by 2^exponent, -126 to 126
+};
+
+// The largest magnitude among bf16 values, as its 15 bits, of each block's share. Any grid, blocks of 256 threads.
+struct LargestParams {
+  const uint16_t* values;  // [n]
+  uint32_t* largest;       // [gridDim.x]
+  int64_t n;
+};
+
+// RepackParams::exponent of a matrix of bf16: the largest value goes to 2^14..2^15, as rows of a panel do, so none overflows
+// and those down to 2^-31 of it keep their 8 bits. The weight's scale, or EmbedParams::exponent, undoes it.
+constexpr int32_t bf16_exponent(uint32_t largest) {
+  const int32_t exponent = 14 + 127 - static_cast<int32_t>(largest >> 7);
+  return largest == 0 ? 0 : exponent < 126 ? exponent : 126;
+}
+
+// Mixtures of experts. A routing has slots, slot r * used + j being choice j of row r. group_slots sorts them by expert and
+// cuts each expert's into items of at most as many rows as the kernel that multiplies them has.
+struct ExpertItem {
+  int32_t expert;
+  int32_t first, rows;  // order[first], ..., order[first + rows - 1] are its slots; rows 0: there is nothing to do
+};
+
+// Grid experts / 8 + 1 of 256 threads: a warp per expert and one for the items that are not needed.
+struct GroupSlotsParams {
+  const int32_t* expert;   // [slots], each below `experts`
+  int32_t* order;          // [slots]: those of expert 0 ascending, then those of expert 1, ...
+  ExpertItem* items;       // [most_items], in the order of their slots; those not needed have no rows
+  int32_t slots, experts;  // experts at most 1024
+  int32_t rows_of_item;    // R of the kernel: 8, 16, 32 or 64
+  int32_t most_items;      // most_expert_items(slots, experts, R)
+};
+
+// Items that any routing may need, known before it: the grid of a launch does not depend on what was routed where.
+constexpr int32_t most_expert_items(int32_t slots, int32_t experts, int32_t rows_of_item) {
+  const int32_t in_use = slots < experts ? slots : experts;
+  const int64_t items = (slots + static_cast<int64_t>(in_use) * (rows_of_item - 1)) / rows_of_item;
+  return static_cast<int32_t>(items < slots ? items : slots);
+}
+
+// An expert's matrix, packed; nullptr gives zeros: the expert belongs to another rank.
+struct ExpertWeight {
+  const uint8_t* weight;
+  float scale;  // of the matrix, as LinearJob's
+};
+
+// A panel for each item, of the rows of x that its slots read. Grid (R, most_items) of 256 threads.
+struct ExpertPanelParams {
+  const float* x;           // [slots / slots_per_row, features]: slot s reads row s / slots_per_row
+  const ExpertItem* items;  // [most_items]
+  const int32_t* order;     // [slots]
+  uint16_t* panel;   // f16, [most_items][features / 8, tiles, 8, 8]; rows that an item has not are left as they are
+  float* row_scale;  // [slots], in the order of `order`
+  int32_t features;  // a multiple of 8
+  int32_t tiles;     // R / 8
+  int32_t slots_per_row;  // `used` for what is before the experts, 1 for what they made
 };
 
 constexpr int32_t kMostLinearJobs = 8;
+constexpr int32_t kPromptRows = 128;  // panels of linear_prompt.cu have rows up to a multiple of this
 
-// One weight matrix of a launch. A tile is 32 output features.
+// One weight matrix of a launch, or one per expert. A tile is 32 output features.
 struct LinearJob {
   const uint8_t* weight;  // packed
   const float* bias;      // [out_features] or nullptr
-  float* y;               // [rows, out_features]
+  float* y;               // [rows, out_features]; with items [slots, out_features]
   int32_t out_features;
-  int32_t first_tile;  // of the launch
-  float scale;         // of the weight: y = scale * W x + bias
-  int32_t adds;        // 1: y += instead of y =
+  int32_t first_tile;           // of the launch
+  float scale;                  // of the weight: y = scale * W x + bias
+  int32_t adds;                 // 1: y += instead of y =
+  const ExpertWeight* experts;  // [experts]: with items, instead of weight and scale
 };
 
 struct LinearParams {
   const uint16_t* panel;   // of the input, with as many tiles as the kernel has
   const float* row_scale;  // [rows]
-  int32_t rows;            // at most 8 times the tiles of the kernel
+  int32_t rows;            // at most 8 times the tiles of the kernel; any number for linear_prompt.cu
   int32_t in_features;
-  int32_t jobs, tiles;  // tiles: of all jobs together
-  int32_t activation;   // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
+  int32_t jobs, tiles;      // tiles: of all jobs together
+  int32_t activation;       // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
+  const ExpertItem* items;  // [gridDim.y], or nullptr. With items panel and row_scale are those of ExpertPanelParams
+  const int32_t* order;     // [slots], of the items
+  LinearJob job[kMostLinearJobs];
+};
+
+// Matrices of f32: the weight of a job is [out_features, in_features] f32, not packed. Blocks of 256 threads; a tile of a job
+// is 4 features of rows8, 16 of rows16. Grid (tiles of all jobs, (rows + 7) / 8) for rows8, which is for up to 64 rows, and
+// (tiles, (rows + 15) / 16) for rows16; with items (tiles, most_items), R being 8 and 16.
+struct LinearF32Params {
+  const float* x;  // [rows, in_features]; with items [slots / slots_per_row, in_features]
+  int32_t rows;    // without items
+  int32_t in_features, jobs;
+  int32_t slots_per_row;    // with items: slot s reads row s / slots_per_row
+  const ExpertItem* items;  // [gridDim.y], or nullptr
+  const int32_t* order;     // [slots], of the items
   LinearJob job[kMostLinearJobs];
 };
 
@@ -132,16 +309,70 @@ struct KvCache {
   int32_t kv_heads, head_dim;  // of keys and of values
   int32_t type_k, type_v;      // KvType
   int32_t group, skew;         // query head h reads kv head (h + skew) / group
+  int32_t block;               // of an index cache, KvShape::block; else 0
 };
 
+// Grid: a warp for each row, kv head, 32 features (rounded up) and k or v, 8 to a block of 256 threads.
 struct KvAppendParams {
-  const float* k;             // [rows, kv_heads * head_dim]
-  const float* v;             // the same
+  const float* k;             // [rows, kv_heads * head_dim], or nullptr: only v is stored
+  const float* v;             // [rows, kv_heads * head_dim]
   const int32_t* kv_index;    // [rows], of the row's token in its sequence
   const int32_t* sequence;    // [rows]
   const int32_t* page_table;  // [sequences, most_pages]: token i of a sequence lies in page i / 256
   KvCache cache;
   int32_t rows, most_pages;
+};
+
+// Indices first..first + rows of one sequence. The grid of kv_append.
+struct KvReadParams {
+  float* k;              // [rows, kv_heads * head_dim]
+  float* v;              // the same
+  const int32_t* pages;  // of the sequence
+  KvCache cache;
+  int32_t rows, first;
+};
+
+// Sparse attention: an index cache (KvCache::block > 0) has the tokens' index keys as values, stored by kv_append without k,
+// and the blocks' keys as keys. At most 256 features. Grid ((rows + 7) / 8), 256 threads.
+struct BlockKeysParams {
+  const float* weight;        // [head_dim], of the norm
+  const float* cosine;        // [blocks, pairs]: one row for each block that a row ends
+  const float* sine;          // [blocks, pairs]
+  const int32_t* block_row;   // [rows]: which of these; -1: the row's token ends no block
+  const int32_t* kv_index;    // [rows]
+  const int32_t* sequence;    // [rows]
+  const int32_t* page_table;  // [sequences, most_pages]
+  KvCache cache;
+  int32_t rows, most_pages, pairs;
+  float eps;
+};
+
+// Dynamic shared memory of score_blocks_N, `rows` = N. N = 32 where that is at most 96 KB, and more than 8 rows are there.
+constexpr int32_t index_shared_bytes(int32_t head_dim, int32_t heads, int32_t rows) {
+  return heads * rows * ((head_dim + 31) / 32 * 128 + 4);
+}
+
+// Grid (row_blocks, any, sequences), 256 threads: row_blocks at least the rows of any sequence over N; y: eight tiles of 32
+// block keys each, or fewer blocks that then take several.
+struct ScoreBlocksParams {
+  const float* q;             // [rows, heads * head_dim]
+  const int32_t* visible;     // [rows, 2]: kv indices [0, end) that the row sees
+  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* page_table;  // [sequences, most_pages]
+  float* scores;              // [rows, score_stride]; not written for rows that see no more blocks than `most`
+  KvCache cache;              // of the index
+  int32_t heads, most_pages;
+  int32_t score_stride;  // at least the complete blocks that any row sees
+  int32_t most;          // blocks that a row chooses
+};
+
+// Grid (rows), 512 threads.
+struct ChooseBlocksParams {
+  const float* scores;     // [rows, score_stride]
+  const int32_t* visible;  // [rows, 2]
+  int32_t* count;          // [rows]
+  int32_t* blocks;         // [rows, most], the first count of a row, ascending
+  int32_t rows, score_stride, block, most;
 };
 
 // The rows of a sequence are adjacent: first_row[s] to first_row[s + 1].
@@ -157,6 +388,35 @@ struct AttentionParams {
   int32_t heads, most_pages;
   int32_t partitions;  // decode: at least those of the longest view, counted from index 0
   int32_t row_blocks;  // of a kv head: for each sequence at least its rows * group over the rows of the kernel
+  float scale;
+};
+
+// Dynamic shared memory of sparse_attention_N, `heads` = N.
+constexpr int32_t sparse_shared_bytes(int32_t head_dim, int32_t heads) {
+  const int32_t blocks = (head_dim + 31) / 32;
+  return heads * (64 * blocks + 512 + 80) + 2048 + (8 / blocks - 1) * blocks * 1024;
+}
+
+// Tokens of a row that a partition of sparse_attention_N has.
+constexpr int32_t kSparsePartition = 256;
+
+// sparse_attention_N, N = 8, 16 or 32: the least with group <= N, or 32. Grid (rows, kv_heads * head_blocks, partitions), 256
+// threads; head_blocks: group over N, rounded up. Prompts: part_y is nullptr, partitions 1. Few rows: partitions at least
+// ((most + 1) * max(block, 4) + 255) / 256, then sparse_combine, grid (heads, rows), 256 threads. At most 256 features.
+struct SparseAttentionParams {
+  const float* q;             // [rows, heads * head_dim]
+  const int32_t* visible;     // [rows, 2]: kv indices [0, end) that the row sees if their blocks are chosen
+  const int32_t* sequence;    // [rows]
+  const int32_t* page_table;  // [sequences, most_pages]
+  const int32_t* count;       // [rows]: blocks chosen
+  const int32_t* blocks;      // [rows, most], ascending: tokens [block * b, block * (b + 1))
+  float* y;                   // [rows, heads * head_dim]; with part_y it is sparse_combine that writes it
+  float* part_y;              // [rows, heads, partitions, head_dim], not yet divided by the weight; or nullptr
+  float* part_weight;         // [rows, heads, partitions, 2]: largest score in powers of 2, sum of the weights
+  KvCache cache;
+  int32_t heads, most_pages;
+  int32_t block, most;  // block: a power of 2 from 2 to 256
+  int32_t partitions, head_blocks;
   float scale;
 };
 
@@ -203,12 +463,14 @@ struct MixExpertsParams {
   int32_t rows, features, used;
 };
 
-// Rows of a table that is packed as a weight matrix is: embeddings, which may be those of the output.
+// Rows of a table that is packed as a weight matrix is: embeddings, which may be those of the output. Those of a table of f32
+// are gather_rows.
 struct EmbedParams {
   const uint8_t* table;   // packed (codecs.cuh)
   const int32_t* tokens;  // [rows]
   float* y;               // [rows, features]
   int32_t rows, features;
+  int32_t exponent;  // y is 2^exponent, -126 to 126, times what the table says; 0 but for BF16
 };
 
 // One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.

@@ -1,8 +1,10 @@
-// Mixtures of experts: which experts a row goes to, and the sum of what they made of it.
+// Mixtures of experts: which experts a row goes to, which rows an expert gets, and the sum of what they made of a row.
 //
-// Shapes    RouteParams: a warp per row. MixExpertsParams: flat over rows * features.
-// Bound     launch: a row of 512 logits is 2 KB. mix_experts: 4 * (used + 1) bytes per row and feature.
+// Shapes    RouteParams: a warp per row. GroupSlotsParams: a warp per expert. MixExpertsParams: flat over rows * features.
+// Bound     launch: a row of 512 logits is 2 KB. group_slots: every warp reads all slots, 32 of them in about 15 cycles: 8
+//           us for 16,384. mix_experts: 4 * (used + 1) bytes per row and feature.
 // Budget    route              128 threads, <= 48 registers
+// Budget    group_slots        256 threads, <= 40 registers, 4096 B shared
 // Budget    mix_experts        256 threads, <= 40 registers
 // Numerics  ops.h. The sum over all experts: each lane over its experts ascending, then base.cuh; that of the chosen in order.
 #include "base.cuh"
@@ -11,6 +13,7 @@ namespace v100::cuda {
 
 constexpr int kRouteWarps = 4;
 constexpr int kThreads = 256;
+constexpr int kMostExperts = 1024;
 constexpr float kLeastTotal = 6.103515625e-05f;  // 2^-14
 
 // The nearest finite number, the lowest for NaN.
@@ -54,6 +57,63 @@ extern "C" __global__ void __launch_bounds__(kRouteWarps* kWarp) route(RoutePara
   if (lane < p.used) {
     p.expert[static_cast<int64_t>(row) * p.used + lane] = my_expert;
     p.weight[static_cast<int64_t>(row) * p.used + lane] = share / fmaxf(total, kLeastTotal);
+  }
+}
+
+// The same value in every lane.
+__device__ __forceinline__ int warp_sum_of(int value) {
+#pragma unroll
+  for (int apart = kWarp / 2; apart > 0; apart /= 2) value += __shfl_xor_sync(kAllLanes, value, apart);
+  return value;
+}
+
+// Every block counts the slots of all experts, then each warp places those of its own. Integers only: any order gives the
+// same counts.
+extern "C" __global__ void __launch_bounds__(kThreads) group_slots(GroupSlotsParams p) {
+  __shared__ int32_t count[kMostExperts];
+  for (int e = threadIdx.x; e < p.experts; e += kThreads) count[e] = 0;
+  __syncthreads();  // counts are zero before any slot is counted
+  for (int slot = threadIdx.x; slot < p.slots; slot += kThreads) atomicAdd(&count[p.expert[slot]], 1);
+  __syncthreads();  // all slots are counted before the counts are read
+
+  const int lane = lane_id();
+  const int expert = static_cast<int>(blockIdx.x) * (kThreads / kWarp) + warp_id();
+  const int rows_of_item = p.rows_of_item;
+  int slots_before = 0, items_before = 0;
+  for (int e = lane; e < min(expert, p.experts); e += kWarp) {
+    slots_before += count[e];
+    items_before += (count[e] + rows_of_item - 1) / rows_of_item;
+  }
+  slots_before = warp_sum_of(slots_before);
+  items_before = warp_sum_of(items_before);
+
+  if (expert >= p.experts) {  // the warp after the last expert's, or none: what is left of the items is empty
+    if (expert == p.experts)
+      for (int i = items_before + lane; i < p.most_items; i += kWarp) p.items[i] = {0, 0, 0};
+    return;
+  }
+  const int end = slots_before + count[expert];
+  for (int i = lane; slots_before + i * rows_of_item < end; i += kWarp) {
+    const int first = slots_before + i * rows_of_item;
+    p.items[items_before + i] = {expert, first, min(rows_of_item, end - first)};
+  }
+
+  constexpr int kAhead = 4;  // loads in flight
+  int place = slots_before;
+#pragma unroll 1
+  for (int begin = 0; begin < p.slots && place < end; begin += kAhead * kWarp) {
+    bool is_mine[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int slot = begin + i * kWarp + lane;
+      is_mine[i] = slot < p.slots && p.expert[slot] == expert;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const uint32_t mine = __ballot_sync(kAllLanes, is_mine[i]);
+      if (is_mine[i]) p.order[place + __popc(mine & ((1u << lane) - 1u))] = begin + i * kWarp + lane;
+      place += __popc(mine);
+    }
   }
 }
 

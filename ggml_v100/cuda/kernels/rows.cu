@@ -38,6 +38,18 @@ extern "C" __global__ void __launch_bounds__(kThreads) add(AddParams p) {
     p.x[i] += p.added[i];
 }
 
+extern "C" __global__ void __launch_bounds__(kThreads) add_vector(AddVectorParams p) {
+  float* x = p.x + static_cast<int64_t>(blockIdx.x) * p.features;
+  for_features(p.features, [&](int i) { x[i] += p.vector[i]; });
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) add_scaled_rows(AddScaledRowsParams p) {
+  float* x = p.x + static_cast<int64_t>(p.indices[blockIdx.x]) * p.features;
+  const float* added = p.added + static_cast<int64_t>(blockIdx.x) * p.features;
+  const float factor = p.factors[blockIdx.x];
+  for_features(p.features, [&](int i) { x[i] = fmaf(factor, added[i], x[i]); });
+}
+
 extern "C" __global__ void __launch_bounds__(kThreads) scale(ScaleParams p) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < p.n; i += stride) p.x[i] *= p.factor;

@@ -42,9 +42,12 @@ class DenseFamily:
     hf_architectures: ClassVar[tuple[str, ...]]  # in config.json
     model_types: ClassVar[tuple[str, ...]]
     tokenizer_kinds: ClassVar[tuple[str, ...]] = ("byte-level",)  # in order of preference
-    activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")  # key in config.json, the only value
+    activation: ClassVar[tuple[str, str]] = ("hidden_act", "silu")  # key in config.json, the usual value
+    activations: ClassVar[tuple[str, ...]] = ()  # where others can be converted as well: all of them
     default_head_dim: ClassVar[int] = 0  # 0: H / Hq
     names_head_dim: ClassVar[bool] = False  # in files also where it is H / Hq
+    has_windows: ClassVar[bool] = False  # files can say that layers see a window
+    has_axes: ClassVar[bool] = False  # positions have three: time, height, width
     defaults: ClassVar[Mapping[str, Any]] = {}  # of config.json, which leaves out what transformers takes for granted
     rope_kinds: ClassVar[tuple[str, ...]] = ("default", "linear", "dynamic", "yarn")
     ignored: ClassVar[re.Pattern[str]] = re.compile(r".*\.rotary_emb\.inv_freq")
@@ -60,7 +63,7 @@ class DenseFamily:
         self.head_dim = config.integer("head_dim", self.default_head_dim or max(1, self.hidden // self.heads))
         self.vocab_size = config.integer("vocab_size")
         self.rope = self.read_rope()
-        config.require(*self.activation, self.activation[1])
+        self.check_activation()
         if self.heads % self.kv_heads:
             raise config.fault("num_key_value_heads", self.kv_heads, f"a divisor of the {self.heads} attention heads")
         if self.head_dim % 2:
@@ -69,8 +72,14 @@ class DenseFamily:
             method = config.section("quantization_config").get("quant_method")
             raise config.fault("quantization_config", method, "a checkpoint that is not quantised")
         is_mistral = config.get("model_type") == "mistral"  # which has no switch
-        if config.get("sliding_window") is not None and config.flag("use_sliding_window", is_mistral):
+        has_window = config.get("sliding_window") is not None and config.flag("use_sliding_window", is_mistral)
+        if has_window and not self.has_windows:
             logger.warning("sliding-window attention has no form in %s files and is left out", self.architecture)
+
+    def check_activation(self) -> None:
+        key, usual = self.activation
+        if self.config.get(key) not in self.activations:
+            self.config.require(key, usual, usual)
 
     def read_ffn(self) -> int:
         """0: every feed-forward is a mixture of experts with a width of its own."""
@@ -83,6 +92,15 @@ class DenseFamily:
         """choice: one of `MTP_CHOICES`. stored: None when the weights are not looked at."""
         if choice != "keep":
             raise InvalidArgument(f"{self.architecture} models have no blocks for multi-token prediction")
+
+    def settle_target(self, target: "DenseFamily | None") -> None:
+        """target: the model that this one drafts for; None where none was named."""
+        if target is not None:
+            raise InvalidArgument(f"{self.architecture} models are no drafters: they have no target model")
+
+    def own_tokenizer_keys(self, target_keys: list[KeyValue]) -> list[KeyValue]:
+        """The keys of the tokenizer, of a drafter from those of its target."""
+        return target_keys
 
     @property
     def n_blocks(self) -> int:

@@ -39,6 +39,7 @@ class Qwen35(DenseFamily):
     default_head_dim = 256
     names_head_dim = True
     rope_kinds = ("default", "linear", "yarn")
+    has_axes = True
     ignored = re.compile(r".*\.rotary_emb\.inv_freq|model\.visual\..*")  # the vision part is a file of its own
     attention_types: tuple[str, ...] = ("full_attention",)  # in layer_types
     sections = (11, 11, 10)  # pairs of a head that rotate with the time, height and width of an image's part

@@ -1,0 +1,518 @@
+#include "executor.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+#ifndef __x86_64__
+#include <ucontext.h>
+#endif
+
+namespace emulated_cuda {
+
+__thread Lane* current __attribute__((tls_model("initial-exec"))) = nullptr;
+
+namespace {
+
+constexpr size_t kStackBytes = 64 << 10;
+// Between the stacks of neighbours: no power of two, so that their frames do not fall into the same sets of the caches.
+constexpr size_t kStackStride = kStackBytes + 11 * 64;
+constexpr uint64_t kStackMark = 0x5ac3b10c5ac3b10cull;  // at a stack's end: gone when it was too small
+constexpr int kPoison = 0xff;                           // NaN in f32 and f16
+constexpr size_t kSharedGuard = 256;                    // bytes after dynamic shared memory that must stay poisoned
+constexpr size_t kMostShared = 96 << 10;
+constexpr uint64_t kBlocksWorthHelp = 4;
+
+struct Warp {
+  uint32_t members = 0, runnable = 0, waiting = 0, returned = 0;
+};
+
+// --- switching between fibers -----------------------------------------------------------------------------------------
+
+#ifdef __x86_64__
+
+// Saves where this fiber stands and goes on where `to` stands. Jumps in place of returns: every call of `meet` by a lane is
+// answered by a return to the same place in another, which is what the processor predicts.
+[[gnu::always_inline]] inline void switch_stack(void** from, void* to) {
+  asm volatile(
+      "lea -128(%%rsp), %%rsp\n\t"  // the red zone
+      "push %%rbp\n\t"
+      "push %%rbx\n\t"
+      "lea 1f(%%rip), %%rax\n\t"
+      "push %%rax\n\t"
+      "mov %%rsp, (%0)\n\t"
+      "mov %1, %%rsp\n\t"
+      "pop %%rax\n\t"
+      "jmp *%%rax\n"
+      "1:\n\t"
+      "pop %%rbx\n\t"
+      "pop %%rbp\n\t"
+      "lea 128(%%rsp), %%rsp"
+      : "+D"(from), "+S"(to)
+      :
+      : "rax", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc", "xmm0", "xmm1",
+        "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14",
+        "xmm15");
+}
+
+// A stack that starts in `entry`, which never returns.
+void* fresh_stack(std::byte* memory, size_t bytes, void (*entry)()) {
+  const uintptr_t top = (reinterpret_cast<uintptr_t>(memory) + bytes - 64) & ~uintptr_t{63};
+  void** words = reinterpret_cast<void**>(top);
+  words[0] = reinterpret_cast<void*>(entry);
+  words[1] = nullptr;  // where a return address would be
+  return words;
+}
+
+#else
+
+[[gnu::always_inline]] inline void switch_stack(void** from, void* to) {
+  ucontext_t here;
+  *from = &here;
+  swapcontext(&here, static_cast<ucontext_t*>(to));
+}
+
+// The context stands at the upper end of its stack.
+void* fresh_stack(std::byte* memory, size_t bytes, void (*entry)()) {
+  const uintptr_t top = (reinterpret_cast<uintptr_t>(memory) + bytes - sizeof(ucontext_t) - 64) & ~uintptr_t{63};
+  ucontext_t* context = reinterpret_cast<ucontext_t*>(top);
+  getcontext(context);
+  context->uc_stack.ss_sp = memory;
+  context->uc_stack.ss_size = top - reinterpret_cast<uintptr_t>(memory);
+  context->uc_link = nullptr;
+  makecontext(context, entry, 0);
+  return context;
+}
+
+#endif
+
+// --- a block ----------------------------------------------------------------------------------------------------------
+
+std::string hexadecimal(uint32_t mask) {
+  std::string text;
+  for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[mask >> shift & 15u];
+  return text;
+}
+
+const char* words(Waiting kind) {
+  switch (kind) {
+    case Waiting::no:
+      return "run";
+    case Waiting::shuffle:
+      return "wait in a shuffle";
+    case Waiting::ballot:
+      return "wait in a ballot";
+    case Waiting::sync_warp:
+      return "wait in __syncwarp";
+    case Waiting::mma:
+      return "wait in the tensor instruction";
+    case Waiting::block_barrier:
+      return "wait in __syncthreads";
+  }
+  return "?";
+}
+
+[[noreturn]] void fiber_main();
+
+class Worker;
+__thread Worker* running __attribute__((tls_model("initial-exec"))) =
+    nullptr;  // the worker of the block that runs here
+
+// Runs blocks on one thread of the host.
+class Worker {
+ public:
+  static Worker& of_this_thread() {
+    static thread_local std::unique_ptr<Worker> worker(new Worker);
+    return *worker;
+  }
+
+  ~Worker() {
+    munmap(stacks_, kMostThreads * kStackStride);
+    munmap(shared_, kMostShared + kSharedGuard);
+  }
+
+  // The text of what went wrong, empty for success.
+  std::string run_block(const Launch& launch, Index index) {
+    start(launch, index);
+    running = this;
+    current = &lanes_[0];
+    switch_stack(&main_, current->stack);
+    current = nullptr;
+    if (error_.empty()) check_memory();
+    if (error_.empty()) return {};
+    const auto triple = [](Index i) {
+      return "(" + std::to_string(i.x) + ", " + std::to_string(i.y) + ", " + std::to_string(i.z) + ")";
+    };
+    return std::string(launch.kernel->name) + ", block " + triple(index) + " of " + triple(launch.grid) + ": " + error_;
+  }
+
+  void meet(Lane& me, Waiting kind, uint32_t mask) {
+    const uint32_t bit = 1u << me.number % kWarpLanes;
+    Warp& warp = warps_[me.number / kWarpLanes];
+    if ((mask & bit) == 0) fail("thread " + std::to_string(me.number) + " is not in its own mask " + hexadecimal(mask));
+    me.waiting = kind, me.mask = mask;
+    warp.waiting |= bit;
+    if ((warp.waiting & mask) == mask) {
+      complete(me.number / kWarpLanes, kind, mask);
+      warp.waiting &= ~mask;
+      warp.runnable |= mask;
+      return;
+    }
+    if ((mask & (warp.returned | ~warp.members)) != 0) fail_stuck(me.number / kWarpLanes, "not all lanes will come: ");
+    warp.runnable &= ~bit;
+    run_another(me);
+  }
+
+  void block_barrier(Lane& me) {
+    if (++at_barrier_ == threads_) {
+      at_barrier_ = 0;
+      for (unsigned w = 0; w < warps_used_; ++w) {
+        warps_[w].runnable = warps_[w].members;
+        for (unsigned i = 0; i < kWarpLanes; ++i) lanes_[w * kWarpLanes + i].waiting = Waiting::no;
+      }
+      ready_ = all_warps();
+      return;
+    }
+    me.waiting = Waiting::block_barrier;
+    warps_[me.number / kWarpLanes].runnable &= ~(1u << me.number % kWarpLanes);
+    run_another(me);
+  }
+
+  [[noreturn]] void run_thread() {
+    launch_->kernel->call(launch_->parameter);
+    Lane& me = *current;
+    Warp& warp = warps_[me.number / kWarpLanes];
+    const uint32_t bit = 1u << me.number % kWarpLanes;
+    warp.returned |= bit;
+    warp.runnable &= ~bit;
+    if (++returned_ == threads_) leave();
+    run_another(me);
+    std::abort();  // nobody goes on with a thread that returned
+  }
+
+ private:
+  Worker() {
+    stacks_ = map(kMostThreads * kStackStride);
+    shared_ = map(kMostShared + kSharedGuard);
+  }
+
+  static std::byte* map(size_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<std::byte*>(memory);
+  }
+
+  uint32_t all_warps() const { return warps_used_ == 32 ? 0xffffffffu : (1u << warps_used_) - 1; }
+
+  void start(const Launch& launch, Index index) {
+    launch_ = &launch;
+    threads_ = launch.block.x * launch.block.y * launch.block.z;
+    warps_used_ = (threads_ + kWarpLanes - 1) / kWarpLanes;
+    at_barrier_ = returned_ = 0;
+    ready_ = all_warps();
+    error_.clear();
+    block_.index = index, block_.dimensions = launch.block, block_.grid = launch.grid;
+    block_.dynamic_shared = shared_;
+    std::memset(shared_, kPoison, launch.shared_bytes + kSharedGuard);
+    poison_static_shared(*launch.unit);
+    for (unsigned t = 0; t < threads_; ++t) {
+      Lane& lane = lanes_[t];
+      lane.thread = {t % launch.block.x, t / launch.block.x % launch.block.y, t / launch.block.x / launch.block.y};
+      lane.number = t;
+      lane.block = &block_;
+      lane.waiting = Waiting::no;
+      std::byte* stack = stacks_ + t * kStackStride;
+      *reinterpret_cast<uint64_t*>(stack) = kStackMark;
+      lane.stack = fresh_stack(stack, kStackBytes, fiber_main);
+    }
+    for (unsigned w = 0; w < warps_used_; ++w) {
+      const unsigned lanes = std::min(kWarpLanes, threads_ - w * kWarpLanes);
+      warps_[w] = {};
+      warps_[w].members = warps_[w].runnable = lanes == kWarpLanes ? 0xffffffffu : (1u << lanes) - 1;
+    }
+  }
+
+  // A unit's static shared memory is its thread-local storage, all of it.
+  void poison_static_shared(const Unit& unit) {
+    if (unit_ != &unit) {
+      void* const anchor = unit.shared_anchor();
+      static_shared_ = nullptr, static_shared_bytes_ = 0;
+      struct Search {
+        void* anchor;
+        Worker* worker;
+      } search{anchor, this};
+      dl_iterate_phdr(
+          [](dl_phdr_info* info, size_t, void* data) {
+            const Search& s = *static_cast<Search*>(data);
+            if (info->dlpi_tls_data == nullptr) return 0;
+            for (int i = 0; i < info->dlpi_phnum; ++i) {
+              const auto& header = info->dlpi_phdr[i];
+              std::byte* begin = static_cast<std::byte*>(info->dlpi_tls_data);
+              if (header.p_type != PT_TLS || s.anchor < begin || s.anchor >= begin + header.p_memsz) continue;
+              s.worker->static_shared_ = begin, s.worker->static_shared_bytes_ = header.p_memsz;
+              return 1;
+            }
+            return 0;
+          },
+          &search);
+      unit_ = &unit;
+    }
+    if (static_shared_bytes_ > 0) std::memset(static_shared_, kPoison, static_shared_bytes_);
+  }
+
+  void check_memory() {
+    for (size_t i = 0; i < kSharedGuard; ++i)
+      if (shared_[launch_->shared_bytes + i] != std::byte{kPoison}) {
+        error_ = "a write " + std::to_string(i) + " bytes after the end of dynamic shared memory";
+        return;
+      }
+    for (unsigned t = 0; t < threads_; ++t)
+      if (*reinterpret_cast<uint64_t*>(stacks_ + t * kStackStride) != kStackMark) {
+        error_ = "thread " + std::to_string(t) + " needs more stack than the emulator has";
+        return;
+      }
+  }
+
+  // Goes on with a thread that can run; returns when `me` can.
+  void run_another(Lane& me) {
+    unsigned w = me.number / kWarpLanes;
+    if (warps_[w].runnable == 0) {
+      ready_ &= ~(1u << w);
+      if (ready_ == 0) fail_all_stuck();
+      w = static_cast<unsigned>(std::countr_zero(ready_));
+    }
+    Lane* next = &lanes_[w * kWarpLanes + static_cast<unsigned>(std::countr_zero(warps_[w].runnable))];
+    current = next;
+    switch_stack(&me.stack, next->stack);
+  }
+
+  // Ends the block: its fibers are left where they stand, which own nothing.
+  [[noreturn]] void leave() {
+    void* unused;
+    switch_stack(&unused, main_);
+    std::abort();
+  }
+  [[noreturn]] void fail(std::string text) {
+    error_ = std::move(text);
+    leave();
+  }
+
+  // What the lanes of a warp are doing.
+  std::string describe(unsigned w) const {
+    const Warp& warp = warps_[w];
+    std::string text = "warp " + std::to_string(w) + ": ";
+    if (warp.returned != 0) text += "lanes " + hexadecimal(warp.returned) + " have returned, ";
+    uint32_t rest = warp.members & ~warp.returned;
+    while (rest != 0) {
+      const Lane& first = lanes_[w * kWarpLanes + static_cast<unsigned>(std::countr_zero(rest))];
+      const bool is_collective = first.waiting != Waiting::no && first.waiting != Waiting::block_barrier;
+      uint32_t alike = 0;
+      for (uint32_t lanes = rest; lanes != 0; lanes &= lanes - 1) {
+        const unsigned i = static_cast<unsigned>(std::countr_zero(lanes));
+        const Lane& other = lanes_[w * kWarpLanes + i];
+        if (other.waiting == first.waiting && (!is_collective || other.mask == first.mask)) alike |= 1u << i;
+      }
+      text += "lanes " + hexadecimal(alike) + " " + words(first.waiting) +
+              (is_collective ? " of lanes " + hexadecimal(first.mask) : std::string()) + ", ";
+      rest &= ~alike;
+    }
+    return text.substr(0, text.size() - 2);
+  }
+  [[noreturn]] void fail_stuck(unsigned w, const std::string& why) { fail(why + describe(w)); }
+  [[noreturn]] void fail_all_stuck() {
+    std::string text = "no thread can go on: ";
+    unsigned shown = 0;
+    for (unsigned w = 0; w < warps_used_ && shown < 4; ++w)
+      if (warps_[w].returned != warps_[w].members || warps_used_ == 1) text += (shown++ > 0 ? "; " : "") + describe(w);
+    if (returned_ > 0)
+      text += "; " + std::to_string(returned_) + " of " + std::to_string(threads_) + " threads have returned";
+    fail(text);
+  }
+
+  // All lanes of the mask are there.
+  void complete(unsigned w, Waiting kind, uint32_t mask) {
+    Lane* lanes = &lanes_[w * kWarpLanes];
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+      const Lane& lane = lanes[std::countr_zero(rest)];
+      if (lane.waiting != kind || lane.mask != mask) fail_stuck(w, "lanes meet in different places: ");
+    }
+    if (kind == Waiting::shuffle) shuffle(lanes, w, mask);
+    if (kind == Waiting::ballot) {
+      uint32_t votes = 0;
+      for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const int i = std::countr_zero(rest);
+        votes |= static_cast<uint32_t>(lanes[i].operand) << i;
+      }
+      for (uint32_t rest = mask; rest != 0; rest &= rest - 1) lanes[std::countr_zero(rest)].operand = votes;
+    }
+    if (kind == Waiting::mma) multiply(lanes);
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) lanes[std::countr_zero(rest)].waiting = Waiting::no;
+  }
+
+  void shuffle(Lane* lanes, unsigned w, uint32_t mask) {
+    uint64_t values[kWarpLanes];
+    for (unsigned i = 0; i < kWarpLanes; ++i) values[i] = lanes[i].operand;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+      Lane& lane = lanes[std::countr_zero(rest)];
+      if ((mask >> lane.source & 1u) == 0)
+        fail("warp " + std::to_string(w) + ": lane " + std::to_string(lane.number % kWarpLanes) + " reads lane " +
+             std::to_string(lane.source) + " in a shuffle of lanes " + hexadecimal(mask));
+      lane.operand = values[lane.source];
+    }
+  }
+
+  static void to_floats(const uint32_t (&pairs)[2], float (&values)[4]) {
+#ifdef __F16C__
+    _mm_storeu_ps(values, _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pairs))));
+#else
+    for (int i = 0; i < 4; ++i)
+      values[i] = static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(pairs[i / 2] >> 16 * (i % 2))));
+#endif
+  }
+
+  static void multiply(Lane* lanes) {
+    for (unsigned quadpair = 0; quadpair < 4; ++quadpair) {
+      float a[8][4], columns[8][4];
+      for (unsigned i = 0; i < 8; ++i) {
+        const Lane& lane = lanes[4 * quadpair + i % 4 + 16 * (i / 4)];
+        to_floats(lane.a, a[i]);
+        to_floats(lane.b, columns[i]);
+      }
+      double b[4][8];
+      for (unsigned k = 0; k < 4; ++k)
+        for (unsigned column = 0; column < 8; ++column) b[k][column] = static_cast<double>(columns[column][k]);
+      for (unsigned row = 0; row < 8; ++row) {
+        double sums[8];
+        for (unsigned column = 0; column < 8; ++column) {
+          double sum = static_cast<double>(a[row][0]) * b[0][column];
+          for (unsigned k = 1; k < 4; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
+          sums[column] = sum;
+        }
+        for (unsigned column = 0; column < 8; ++column) {
+          float& c = lanes[4 * quadpair + (row & 1) + (column & 2) + 4 * (row & 4)].c[(row & 2) + (column & 5)];
+          c = static_cast<float>(static_cast<double>(c) + sums[column]);
+        }
+      }
+    }
+  }
+
+  Lane lanes_[kMostThreads];
+  Warp warps_[kMostThreads / kWarpLanes];
+  Block block_;
+  const Launch* launch_ = nullptr;
+  const Unit* unit_ = nullptr;
+  std::byte *stacks_ = nullptr, *shared_ = nullptr, *static_shared_ = nullptr;
+  size_t static_shared_bytes_ = 0;
+  void* main_ = nullptr;  // where the host's thread waits for the block
+  unsigned threads_ = 0, warps_used_ = 0, at_barrier_ = 0, returned_ = 0;
+  uint32_t ready_ = 0;  // warps with a thread that can run
+  std::string error_;
+};
+
+void fiber_main() { running->run_thread(); }
+
+// --- blocks over the threads of the host --------------------------------------------------------------------------------
+
+// A launch under way.
+struct Work {
+  const Launch& launch;
+  const uint64_t blocks;
+  std::atomic<uint64_t> next{0};
+  std::mutex mutex{};
+  std::string error{};
+  unsigned helpers = 0;  // guarded by the pool
+
+  void run() {
+    const Index grid = launch.grid;
+    Worker& worker = Worker::of_this_thread();
+    for (uint64_t i = next++; i < blocks; i = next++) {
+      const Index index{static_cast<unsigned>(i % grid.x), static_cast<unsigned>(i / grid.x % grid.y),
+                        static_cast<unsigned>(i / grid.x / grid.y)};
+      std::string text = worker.run_block(launch, index);
+      if (text.empty()) continue;
+      next = blocks;
+      const std::lock_guard lock(mutex);
+      if (error.empty()) error = std::move(text);
+    }
+  }
+};
+
+// Threads that help with launches of many blocks. Never destroyed: a process may end while they wait.
+class Pool {
+ public:
+  static Pool& instance() {
+    static Pool* pool = new Pool;
+    return *pool;
+  }
+
+  void run(Work& work) {
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.push_back(&work);
+    }
+    asked_.notify_all();
+    work.run();
+    std::unique_lock lock(mutex_);
+    std::erase(waiting_, &work);
+    done_.wait(lock, [&] { return work.helpers == 0; });
+  }
+  bool has_helpers() const { return helpers_ > 0; }
+
+ private:
+  Pool() {
+    const char* text = std::getenv("EMULATED_CUDA_WORKERS");
+    const unsigned workers =
+        text != nullptr ? static_cast<unsigned>(std::atoi(text)) : std::min(4u, std::thread::hardware_concurrency());
+    helpers_ = workers > 1 ? workers - 1 : 0;
+    for (unsigned i = 0; i < helpers_; ++i) std::thread([this] { help(); }).detach();
+  }
+
+  void help() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      asked_.wait(lock, [&] { return !waiting_.empty(); });
+      Work& work = *waiting_.front();
+      ++work.helpers;
+      lock.unlock();
+      work.run();
+      lock.lock();
+      std::erase(waiting_, &work);
+      if (--work.helpers == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable asked_, done_;
+  std::vector<Work*> waiting_;
+  unsigned helpers_ = 0;
+};
+
+}  // namespace
+
+[[gnu::noinline]] void meet(Waiting kind, uint32_t mask) { running->meet(*current, kind, mask); }
+[[gnu::noinline]] void block_barrier() { running->block_barrier(*current); }
+
+std::string run(const Launch& launch) {
+  Work work{launch, uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z};
+  if (work.blocks >= kBlocksWorthHelp && Pool::instance().has_helpers())
+    Pool::instance().run(work);
+  else
+    work.run();
+  return work.error;
+}
+
+}  // namespace emulated_cuda

@@ -127,8 +127,8 @@ class Model:
     split_mode: of several devices, ``none`` uses one (`main_gpu`, an index), ``layer`` gives each whole layers,
     ``tensor`` divides every layer. tensor_split: shares of the devices in any unit, 0 leaves one idle; none: equal.
     tensor_overrides: (regular expression, device) pairs; tensors with a match lie on that device as a whole; ``CPU`` is
-    the host, which becomes a rank of its own beside other devices. device_layers: so many of the last layers, the output
-    matrix counted as one, lie on the devices, the others on the host; None: all.
+    the host, which becomes a rank of its own beside other devices. device_layers: so many of the last layers, the
+    output matrix counted as one, lie on the devices, the others on the host; None: all.
     Raises `GgufError`, `ModelError`, `OutOfMemory`, `InvalidArgument`.
     """
 

@@ -22,7 +22,7 @@ from .adapters import adapter_arguments
 from .errors import OptionError
 from .grammar import grammar_from_options
 from .parser import Options, Source, parse, parse_options
-from .placement import placement_arguments
+from .placement import placement_request
 from .rope import rope_arguments
 from .table import TOOLS, Option, gone_options, options_of
 
@@ -38,6 +38,6 @@ __all__ = [
     "options_of",
     "parse",
     "parse_options",
-    "placement_arguments",
+    "placement_request",
     "rope_arguments",
 ]

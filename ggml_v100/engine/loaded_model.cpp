@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/thread_pool.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "model/architectures.h"
 #include "model/drafted_model.h"
 #include "ops/reference.h"
@@ -45,7 +46,7 @@ std::string size_text(int64_t n_params) {
 }  // namespace
 
 std::unique_ptr<Backend> create_backend(const std::string& device, const std::string& isa) {
-  (void)device;
+  if (const auto ordinal = cuda_ordinal(device)) return create_cuda_backend(*ordinal);
   if (isa == "reference") return create_reference_backend();
   return create_cpu_backend(isa == "auto" ? available_cpu_instruction_sets().back() : isa);
 }

@@ -89,6 +89,8 @@ class RankSeat {
   RankSeat() = default;
   RankSeat(RankGroup& group, int32_t rank) : group_(&group), rank_(rank) {}
 
+  bool is_alone() const { return group_ == nullptr; }
+  bool is_rank(int32_t rank) const { return group_ != nullptr && rank == rank_; }
   void all_reduce(float* data, int64_t count) const {
     if (group_ != nullptr) group_->all_reduce(rank_, data, count);
   }

@@ -46,7 +46,7 @@ struct PlacedModel {
   std::vector<std::string> tensors;
 };
 
-// Names of the devices of this machine: CPU, CPU0 .. CPU7. A CPU may be several ranks.
+// Names of the devices of this machine: CPU, CPU0 .. CPU7 (a CPU may be several ranks), then CUDA0 and on. Asks the driver.
 std::vector<std::string> available_devices();
 
 // The host is a rank of its own, the first, if layers or tensors are left to it beside other devices.

@@ -110,15 +110,15 @@ class Llama:
     edited text goes on from the last state before the edit.
     swa_full: False lets layers with a sliding window forget what is behind it. They then take the memory of the window,
     and an edited text goes on from a kept state, as that of a recurrent model does. None is True.
-    n_gpu_layers: so many of the last layers, the output matrix counted as one, lie on GPUs; -1 or ``"all"``: all of them;
-    ``"auto"``: as many as fit. None: none, or as many as fit of the `devices` that are named. Without a usable GPU
-    everything lies on the CPU, and a warning says so.
+    n_gpu_layers: so many of the last layers, the output matrix counted as one, lie on GPUs; -1 or ``"all"``: all of
+    them; ``"auto"``: as many as fit. None: none, or as many as fit on the `devices` that are named. Without a usable
+    GPU everything lies on the CPU, and a warning says so.
     devices: what the model runs on; None: all usable GPUs. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
     split_mode: over several devices, 0 or ``"none"`` (all on the one with index `main_gpu`), 1 or ``"layer"`` (whole
     layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares; None: by what is free on them for
     layers, else equal ones.
-    fit: what is not given (layers on GPUs; the context, where `n_ctx` is 0) is chosen so that it fits, with `fit_target`
-    MiB left free on each device and at least `fit_ctx` tokens of context.
+    fit: what is not given (layers on GPUs; the context, where `n_ctx` is 0) is chosen so that it fits, with
+    `fit_target` MiB left free on each device and at least `fit_ctx` tokens of context.
     lora_adapters: LoRA adapter files and their scales, as a mapping or (path, scale) pairs; `set_lora_scales` changes
     the scales later. lora_path, lora_scale: one such file, before those.
     control_vectors: the same for files with directions that are added to the residual stream; control_vector_layers:
@@ -128,8 +128,8 @@ class Llama:
     with the same vocabulary; `pyllama.SpeculationOptions`: any of the drafters of docs/speculation.md; or a callable
     such as `pyllama.LlamaPromptLookupDecoding`. Used by completions and chats.
     offload_kqv: False is refused where layers lie on a GPU: their part of the KV cache lies with them.
-    flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted; they do not change results, and there is nothing
-    for them to do.
+    flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted; they do not change results, and there is
+    nothing for them to do.
 
     Thread-safe: a call runs to its end before the next one on the same object begins; a stream counts as running until
     it is exhausted or closed. `close`, or leaving a ``with`` block, gives the memory back.
@@ -295,9 +295,7 @@ class Llama:
         if verbose:
             for line in (*placed.lines, *load_lines(placed)):
                 logger.info("%s", line)
-        model = _engine.Model(
-            self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments
-        )
+        model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments)
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)
             self._metadata = model.metadata

@@ -24,10 +24,10 @@ DENSE_WEIGHTS = r"\.ffn_(gate|up|down)\."
 class PlacementRequest:
     """What the user asks for. None and empty: not given.
 
-    devices: of `backend_info()["devices"]`; None: the GPUs that can be used, or the CPU. n_gpu_layers: of the layers and
-    the output matrix, the last so many lie on the devices; ``"all"`` of them, whether they fit or not; None: as many as
-    fit. fit: choose what is not given so that it fits, leaving `fit_target` MiB free on each device (one value: on all)
-    and the context at `fit_ctx` tokens or more.
+    devices: of `backend_info()["devices"]`; None: the GPUs that can be used, or the CPU. n_gpu_layers: of the layers
+    and the output matrix, the last so many lie on the devices; ``"all"`` of them, whether they fit or not; None: as
+    many as fit. fit: choose what is not given so that it fits, leaving `fit_target` MiB free on each device (one value:
+    on all) and the context at `fit_ctx` tokens or more.
     """
 
     devices: tuple[str, ...] | None = None
@@ -107,7 +107,13 @@ def total(need: RankNeeds) -> int:
 
 
 def place(
-    request: PlacementRequest, needs: Needs, machine: Machine, *, n_ctx: int, may_shrink: bool, granule: int = PAGE_TOKENS
+    request: PlacementRequest,
+    needs: Needs,
+    machine: Machine,
+    *,
+    n_ctx: int,
+    may_shrink: bool,
+    granule: int = PAGE_TOKENS,
 ) -> Placed:
     """n_ctx: tokens of the context, 0 for the training length. may_shrink: it may be made smaller to fit, to a multiple
     of `granule`.
@@ -115,6 +121,16 @@ def place(
     Raises `InvalidArgument` for what cannot be, and what `needs.of` raises.
     """
     return _Planner(request, needs, machine, n_ctx or needs.n_ctx_train, may_shrink, granule).plan()
+
+
+def chosen(request: PlacementRequest, machine: Machine) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments of `pyllama._engine.Model` for what is asked, and warnings; nothing is measured or made to fit.
+
+    Raises `InvalidArgument`.
+    """
+    planner = _Planner(request, None, machine, 0, may_shrink=False)
+    planner.choose_devices()
+    return planner.arguments(planner.asked()), tuple(planner.warnings)
 
 
 def place_model(
@@ -186,24 +202,24 @@ class _Choice:
 @dataclass(slots=True)
 class _Planner:
     request: PlacementRequest
-    needs: Needs
+    needs: Any  # Needs; None: nothing may be measured
     machine: Machine
     n_ctx: int
     may_shrink: bool
-    granule: int
+    granule: int = PAGE_TOKENS
     devices: tuple[str, ...] = ()
     lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def plan(self) -> Placed:
-        self._choose_devices()
-        choice = self._asked()
+        self.choose_devices()
+        choice = self.asked()
         if self.request.fit:
             choice = self._fitted(choice)
         found = tuple(self._measure(choice))
         self._warn_of_shortage(choice, found)
         return Placed(
-            arguments=self._arguments(choice),
+            arguments=self.arguments(choice),
             n_ctx=choice.n_ctx,
             n_layer=self.needs.n_layer,
             n_gpu_layers=self._n_on_gpus(choice),
@@ -214,7 +230,7 @@ class _Planner:
 
     # ---- what is asked
 
-    def _choose_devices(self) -> None:
+    def choose_devices(self) -> None:
         request = self.request
         if request.devices is not None:
             self.devices = request.devices
@@ -226,7 +242,9 @@ class _Planner:
                 raise InvalidArgument(f"main device is {request.main_gpu}, expected 0 to {len(self.devices) - 1}")
             self.devices = (self.devices[request.main_gpu],)
         if request.split_mode == "tensor" and names_gpus and any(map(is_host, self.devices)):
-            raise InvalidArgument("split mode 'tensor' over GPUs: the CPU cannot be one of the devices that share layers")
+            raise InvalidArgument(
+                "split mode 'tensor' over GPUs: the CPU cannot be one of the devices that share layers"
+            )
         if names_gpus and not request.kv_offload:
             raise InvalidArgument(
                 "--no-kv-offload is not supported: the KV cache of a layer lies where the layer lies; "
@@ -241,11 +259,11 @@ class _Planner:
         if request.tensor_split or request.main_gpu:
             self.warnings.append("--tensor-split and --main-gpu have no effect without devices to share")
 
-    def _asked(self) -> _Choice:
+    def asked(self) -> _Choice:
         n_layers = self.request.n_gpu_layers if self.devices else None
-        return _Choice(self.n_ctx, None if n_layers == ALL_LAYERS else n_layers)  # type: ignore[arg-type]
+        return _Choice(self.n_ctx, n_layers if isinstance(n_layers, int) else None)
 
-    def _arguments(self, choice: _Choice) -> dict[str, Any]:
+    def arguments(self, choice: _Choice) -> dict[str, Any]:
         request = self.request
         shares: tuple[float, ...] = request.tensor_split
         if not self.devices or len(self.devices) == 1:
@@ -271,7 +289,7 @@ class _Planner:
     # ---- what it takes
 
     def _measure(self, choice: _Choice) -> Sequence[RankNeeds]:
-        return self.needs.of(n_ctx=choice.n_ctx, **self._arguments(choice))
+        return self.needs.of(n_ctx=choice.n_ctx, **self.arguments(choice))
 
     def _budget(self, name: str) -> int | None:
         """Bytes that may be taken; None: not known. The host is shared with everything else: all of it counts."""

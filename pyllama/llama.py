@@ -279,17 +279,19 @@ class Llama:
             "load_mtp": speculation is not None and speculation.needs_mtp,
             "drafter": speculation.drafter if speculation is not None else None,
         }
+        sizes = {name: engine_options[name] for name in ("n_seq_max", "n_ubatch", "type_k", "type_v")}
+        sizes["swa_full"] = swa_full is None or bool(swa_full) or self._shifts
         placed = place_model(
             request,
             self.model_path,
             n_ctx=n_ctx,
             may_shrink=n_ctx == 0,
-            sizes={
-                **{name: engine_options[name] for name in ("n_seq_max", "n_ubatch", "type_k", "type_v")},
-                "swa_full": swa_full is None or bool(swa_full) or self._shifts,
-            },
+            sizes=sizes,
+            draft=speculation.draft_to_place(sizes) if speculation is not None else None,
             **weights,
         )
+        if speculation is not None:
+            speculation = speculation.beside(placed.arguments["devices"])
         for warning in placed.warnings:
             logger.warning("%s", warning)
         if verbose:

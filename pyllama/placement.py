@@ -141,6 +141,7 @@ def place_model(
     may_shrink: bool = False,
     granule: int = PAGE_TOKENS,
     sizes: Mapping[str, Any],
+    draft: DraftToPlace | None = None,
     **model: Any,
 ) -> Placed:
     """`place` for a file on this machine. sizes: what `pyllama._engine.MemoryNeeds.of` takes of the engine. model: of
@@ -149,16 +150,28 @@ def place_model(
     from pyllama._engine import MemoryNeeds
 
     machine = this_machine(with_gpus=request.looks_for_gpus)
-    needs = _FileNeeds(MemoryNeeds(path, **model), dict(sizes))
+    draft_memory = MemoryNeeds(draft.path) if draft is not None else None
+    needs = _FileNeeds(MemoryNeeds(path, **model), dict(sizes), draft, draft_memory)
     return place(request, needs, machine, n_ctx=n_ctx, may_shrink=may_shrink, granule=granule)
 
 
 @dataclass(frozen=True, slots=True)
+class DraftToPlace:
+    """A draft model beside the model: on the devices that `placement` names, else on the first GPU of the model."""
+
+    path: str
+    placement: Mapping[str, Any]
+    sizes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _FileNeeds:
-    """`Needs` of a file for an engine of these sizes."""
+    """`Needs` of a file, and of the draft model beside it, for engines of these sizes."""
 
     memory: Any
     sizes: dict[str, Any]
+    draft: DraftToPlace | None = None
+    draft_memory: Any = None
 
     @property
     def n_layer(self) -> int:
@@ -174,7 +187,23 @@ class _FileNeeds:
 
     def of(self, *, n_ctx: int, **placement: Any) -> Sequence[RankNeeds]:
         needs: Sequence[RankNeeds] = self.memory.of(n_ctx=n_ctx, **self.sizes, **placement)
-        return needs
+        if self.draft is None:
+            return needs
+        gpus = [need.device for need in needs if not is_host(need.device)]
+        own = {"devices": gpus[:1], **self.draft.placement}
+        return _together(needs, self.draft_memory.of(n_ctx=n_ctx, **self.draft.sizes, **own))
+
+
+def _together(needs: Sequence[RankNeeds], more: Sequence[RankNeeds]) -> Sequence[RankNeeds]:
+    """By device."""
+    from pyllama._engine import RankNeeds
+
+    found = {need.device: need for need in needs}
+    for need in more:
+        before = found.get(need.device, RankNeeds(need.device, 0, 0, 0, 0))
+        sums = (before.weights + need.weights, before.kv + need.kv, before.states + need.states)
+        found[need.device] = RankNeeds(need.device, *sums, before.compute + need.compute)
+    return tuple(found.values())
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:

@@ -228,6 +228,7 @@ def place_settings(settings: ServerSettings, sizes: Mapping[str, Any]) -> Placed
         may_shrink=asked == 0,
         granule=granule,
         sizes=sizes,
+        draft=settings.speculation.draft_to_place(sizes),
         kv_overrides=settings.kv_overrides or None,
         load_mtp=settings.speculation.needs_mtp,
         drafter=settings.speculation.drafter,
@@ -260,6 +261,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         "swa_full": settings.swa_full,
     }
     placed = place_settings(settings, sizes)
+    settings = replace(settings, speculation=settings.speculation.beside(placed.arguments["devices"]))
     model = open_model(settings, placed)
     metadata = model.metadata
     pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None

@@ -1,6 +1,7 @@
 """Options about devices and memory as `pyllama.placement` takes them."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pyllama.errors import InvalidArgument
 from pyllama.placement import PlacementRequest, dense_overrides, expert_overrides
@@ -30,6 +31,21 @@ def placement_request(options: Options) -> PlacementRequest:
         fit_ctx=NO_LIMIT if options.given("ctx_size") and options.ctx_size == 0 else options.fit_ctx,
         kv_offload=options.kv_offload,
     )
+
+
+def draft_placement(options: Options) -> dict[str, Any]:
+    """Arguments of `pyllama._engine.Model` for a draft model, as far as they are given. Raises `InvalidArgument`."""
+    placement: dict[str, Any] = {}
+    n_layers = gpu_layers(options.spec_draft_ngl)
+    if options.spec_draft_device or n_layers == 0:
+        placement["devices"] = () if n_layers == 0 else device_names(options.spec_draft_device)
+    if isinstance(n_layers, int):
+        placement["device_layers"] = n_layers
+    overrides = (
+        *tensor_overrides(options.spec_draft_override_tensor),
+        *expert_overrides(options.spec_draft_n_cpu_moe, every_layer=options.spec_draft_cpu_moe),
+    )
+    return {**placement, "tensor_overrides": overrides} if overrides else placement
 
 
 def gpu_layers(value: str | int) -> int | str | None:

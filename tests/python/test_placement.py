@@ -8,16 +8,29 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama._engine import RankNeeds
+from pyllama._engine import MemoryNeeds, RankNeeds
 from pyllama.devices import Device, Machine
 from pyllama.errors import InvalidArgument
 from pyllama.options import parse, placement_request
-from pyllama.placement import MEBIBYTE, Placed, PlacementRequest, chosen, largest, place, total
+from pyllama.placement import (
+    MEBIBYTE,
+    DraftToPlace,
+    Placed,
+    PlacementRequest,
+    chosen,
+    largest,
+    place,
+    place_model,
+    total,
+)
 from pyllama.placement_log import load_lines
+from pyllama.speculation import SpeculationOptions, speculation_from_options
+from support.tiny_models import write_tiny_model
 
 GIB = 1024 * MEBIBYTE
 HOST = Device("CPU", 64 * GIB, 40 * GIB)
@@ -227,6 +240,36 @@ def test_the_kv_cache_is_not_left_to_the_host() -> None:
     with pytest.raises(InvalidArgument, match="--no-kv-offload is not supported: the KV cache of a layer lies where"):
         placed(PlainModel(), machine(16000), kv_offload=False)
     assert placed(PlainModel(), machine(), kv_offload=False).arguments["devices"] == ()
+
+
+def test_a_draft_model_lies_where_it_was_sent_or_on_the_first_gpu_of_the_model() -> None:
+    def options(*argv: str) -> SpeculationOptions:
+        return speculation_from_options(parse("llama-server", argv, {}, config_files=()))
+
+    devices = ("CPU", "CUDA1", "CUDA0")
+    assert options().beside(devices).placement == {"devices": ("CUDA1",)}
+    assert options().beside(()).placement == {"devices": ()}
+    assert options("-devd", "none").beside(devices).placement["devices"] == ()
+    assert options("-devd", "CUDA0").beside(devices).placement["devices"] == ("CUDA0",)
+    assert options("-ngld", "0").beside(devices).placement["devices"] == ()
+    assert options("-ngld", "7").beside(devices).placement == {"devices": ("CUDA1",), "device_layers": 7}
+    assert options("-otd", "a=CPU", "-ncmoed", "1").placement["tensor_overrides"] == (
+        ("a", "CPU"),
+        (r"blk\.0\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),
+    )
+
+
+def test_a_draft_model_takes_part_of_its_device(tmp_path: Path) -> None:
+    path = str(write_tiny_model(tmp_path / "model.gguf", "llama"))
+    sizes = {"n_seq_max": 1, "n_ubatch": 64, "type_k": "f16", "type_v": "f16"}
+
+    def bytes_of(draft: DraftToPlace | None) -> dict[str, int]:
+        request = PlacementRequest(devices=("CPU0",), n_gpu_layers=1)
+        return {n.device: total(n) for n in place_model(request, path, n_ctx=512, sizes=sizes, draft=draft).needs}
+
+    alone, beside = bytes_of(None), bytes_of(DraftToPlace(path, {}, sizes))
+    assert beside["CPU0"] == alone["CPU0"]
+    assert beside["CPU"] - alone["CPU"] == sum(total(n) for n in MemoryNeeds(path).of(n_ctx=512, **sizes))
 
 
 def test_the_cpu_does_not_share_the_layers_of_gpus() -> None:

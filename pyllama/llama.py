@@ -288,6 +288,7 @@ class Llama:
             may_shrink=n_ctx == 0,
             sizes=sizes,
             draft=speculation.draft_to_place(sizes) if speculation is not None else None,
+            open_needs=_engine.MemoryNeeds,
             **weights,
         )
         if speculation is not None:

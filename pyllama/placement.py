@@ -142,16 +142,17 @@ def place_model(
     granule: int = PAGE_TOKENS,
     sizes: Mapping[str, Any],
     draft: DraftToPlace | None = None,
+    open_needs: Callable[..., Any] | None = None,
     **model: Any,
 ) -> Placed:
-    """`place` for a file on this machine. sizes: what `pyllama._engine.MemoryNeeds.of` takes of the engine. model: of
-    `pyllama._engine.MemoryNeeds`. Raises also what that raises.
+    """`place` for a file on this machine. open_needs: `pyllama._engine.MemoryNeeds`, or what stands for it. sizes: what
+    its `of` takes of the engine. model: arguments of it. Raises also what it raises.
     """
-    from pyllama._engine import MemoryNeeds
-
+    if open_needs is None:
+        from pyllama._engine import MemoryNeeds as open_needs
     machine = this_machine(with_gpus=request.looks_for_gpus)
-    draft_memory = MemoryNeeds(draft.path) if draft is not None else None
-    needs = _FileNeeds(MemoryNeeds(path, **model), dict(sizes), draft, draft_memory)
+    draft_memory = open_needs(draft.path) if draft is not None else None
+    needs = _FileNeeds(open_needs(path, **model), dict(sizes), draft, draft_memory)
     return place(request, needs, machine, n_ctx=n_ctx, may_shrink=may_shrink, granule=granule)
 
 

@@ -39,7 +39,7 @@ class ScoredModel:
             sizes={"n_ubatch": piece, "type_k": options.cache_type_k, "type_v": options.cache_type_v},
             kv_overrides=dict(options.override_kv),
         )
-        for line in (*placed.warnings, *load_lines(placed)):
+        for line in () if options.log_disable else (*placed.warnings, *load_lines(placed)):
             print(line, file=sys.stderr)
         self._model = _engine.Model(
             path,

@@ -23,7 +23,7 @@ from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_models import write_tiny_model
 
 UNITS = (
-    "rows", "row_moves", "repack", "kv_append", "delta_net", "causal_conv", "routing", "attention_decode_64",
+    "rows", "row_moves", "panel", "repack", "kv_append", "delta_net", "causal_conv", "routing", "attention_decode_64",
     "attention_prompt_64", "linear_f32", "linear_f16", "linear_prompt_f16",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2, "weight_type": "f16"}
@@ -54,7 +54,7 @@ TOKENS = np.random.default_rng(8).integers(3, 290, 70).tolist()
         {"devices": ["CUDA0"], "device_layers": 3},
         {"devices": ["CUDA0", "CUDA1"], "device_layers": 4, "tensor_split": [1, 2]},
         {"devices": ["CUDA0"], "tensor_overrides": [(r"blk\.[01]\.ffn_.*", "CPU")]},
-        {"devices": ["CUDA0"], "device_layers": 4, "tensor_overrides": [(r"blk\.2\.ffn_", "CPU"), ("output", "CPU")]},
+        {"devices": ["CUDA0"], "device_layers": 4, "tensor_overrides": [(r"blk\.2\.ffn_", "CPU"), ("^output", "CPU")]},
         {"devices": ["CUDA0", "CUDA1"], "split_mode": "tensor", "tensor_overrides": [(r"\.ffn_.*_exps", "CPU")]},
     ],
     ids=str,

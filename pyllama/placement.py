@@ -149,7 +149,9 @@ def place_model(
     its `of` takes of the engine. model: arguments of it. Raises also what it raises.
     """
     if open_needs is None:
-        from pyllama._engine import MemoryNeeds as open_needs
+        from pyllama._engine import MemoryNeeds
+
+        open_needs = MemoryNeeds
     machine = this_machine(with_gpus=request.looks_for_gpus)
     draft_memory = open_needs(draft.path) if draft is not None else None
     needs = _FileNeeds(open_needs(path, **model), dict(sizes), draft, draft_memory)

@@ -274,7 +274,7 @@ class Llama:
             fit_ctx=fit_ctx,
             kv_offload=bool(offload_kqv),
         )
-        weights = {
+        weights: dict[str, Any] = {
             "kv_overrides": kv_overrides,
             "load_mtp": speculation is not None and speculation.needs_mtp,
             "drafter": speculation.drafter if speculation is not None else None,

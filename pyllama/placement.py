@@ -93,13 +93,18 @@ class Placed:
 
 def expert_overrides(n_layers: int | None, *, every_layer: bool = False) -> tuple[tuple[str, str], ...]:
     """Expert weights of the first layers, or of all, in host memory."""
-    layers = tuple((rf"blk\.{layer}{EXPERT_WEIGHTS}", HOST) for layer in range(n_layers or 0))
-    return (*layers, (EXPERT_WEIGHTS, HOST)) if every_layer else layers
+    return ((EXPERT_WEIGHTS, HOST),) if every_layer else _first_layers(n_layers, EXPERT_WEIGHTS)
 
 
 def dense_overrides(n_layers: int | None) -> tuple[tuple[str, str], ...]:
     """Weights of dense feed-forwards of the first layers in host memory."""
-    return tuple((rf"blk\.{layer}{DENSE_WEIGHTS}", HOST) for layer in range(n_layers or 0))
+    return _first_layers(n_layers, DENSE_WEIGHTS)
+
+
+def _first_layers(n_layers: int | None, weights: str) -> tuple[tuple[str, str], ...]:
+    """One rule: each is tried on every tensor."""
+    layers = "|".join(map(str, range(n_layers or 0)))
+    return ((rf"blk\.({layers}){weights}", HOST),) if layers else ()
 
 
 def total(need: RankNeeds) -> int:
@@ -242,6 +247,7 @@ class _Planner:
     devices: tuple[str, ...] = ()
     lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    _output: int | None = None
 
     def plan(self) -> Placed:
         self.choose_devices()
@@ -295,13 +301,15 @@ class _Planner:
         n_layers = self.request.n_gpu_layers if self.devices else None
         return _Choice(self.n_ctx, n_layers if isinstance(n_layers, int) else None)
 
-    def arguments(self, choice: _Choice) -> dict[str, Any]:
+    def arguments(self, choice: _Choice, shares: tuple[float, ...] = ()) -> dict[str, Any]:
+        """shares: instead of those that are asked for."""
         request = self.request
-        shares: tuple[float, ...] = request.tensor_split
-        if not self.devices or len(self.devices) == 1:
-            shares = shares if request.devices else ()
-        elif not shares and request.split_mode == "layer":
-            shares = self._shares_by_memory()
+        if not shares:
+            shares = request.tensor_split
+            if len(self.devices) < 2:
+                shares = shares if request.devices else ()
+            elif not shares and request.split_mode == "layer":
+                shares = self._shares_by_memory()
         return {
             "devices": self.devices,
             "split_mode": request.split_mode,
@@ -314,9 +322,22 @@ class _Planner:
     def _shares_by_memory(self) -> tuple[float, ...]:
         """Layers in proportion to what is free, where that is known."""
         budgets = [self._budget(name) for name in self.devices]
-        if any(budget is None for budget in budgets) or not any(budget and budget > 0 for budget in budgets):
+        if any(budget is None for budget in budgets):
             return ()
-        return tuple(float(max(0, budget or 0)) for budget in budgets)
+        room = [max(0, budget or 0) for budget in budgets]
+        room[-1] = max(0, room[-1] - self._output_bytes())
+        return tuple(map(float, room)) if any(room) else ()
+
+    def _output_bytes(self) -> int:
+        """Of the output matrix, which the last device has beside its layers."""
+        if self.needs is None:
+            return 0
+        if self._output is None:
+            found = self.needs.of(
+                n_ctx=PAGE_TOKENS, **self.arguments(_Choice(PAGE_TOKENS, 1), (1.0,) * len(self.devices))
+            )
+            self._output = sum(need.weights for need in found if need.device == self.devices[-1])
+        return self._output
 
     # ---- what it takes
 

@@ -141,8 +141,9 @@ def test_experts_of_the_first_layers_move_before_whole_layers() -> None:
     result = placed(PlainModel(n_experts=8), machine(WEIGHTS + MARGIN + 24 * 16 - 1000))
     assert result.n_ctx == 4096
     assert result.n_gpu_layers == 25
-    assert len(result.arguments["tensor_overrides"]) == 4  # 300 MiB each
-    assert result.arguments["tensor_overrides"][0] == (r"blk\.0\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU")
+    assert result.arguments["tensor_overrides"] == (  # 300 MiB each
+        (r"blk\.(0|1|2|3)\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),
+    )
     tiny = placed(PlainModel(n_experts=8), machine(3000))
     assert 0 < tiny.n_gpu_layers < 25
     assert not tiny.arguments["tensor_overrides"]
@@ -161,11 +162,20 @@ def test_more_free_memory_never_gives_less() -> None:
 
 def test_layers_are_shared_out_by_free_memory() -> None:
     result = placed(PlainModel(), machine(9000, 5000), n_ctx=4096)
-    assert result.arguments["tensor_split"] == ((9000 - MARGIN) * MEBIBYTE, (5000 - MARGIN) * MEBIBYTE)
+    last = 5000 - MARGIN - PlainModel.OUTPUT
+    assert result.arguments["tensor_split"] == ((9000 - MARGIN) * MEBIBYTE, last * MEBIBYTE)
     given = placed(PlainModel(), machine(9000, 9000), n_ctx=4096, tensor_split=(3, 1))
     assert given.arguments["tensor_split"] == (3, 1)
     even = placed(PlainModel(), machine(16000, 16000), n_ctx=4096, split_mode="tensor")
     assert even.arguments["tensor_split"] == ()
+
+
+def test_the_last_gpu_has_fewer_layers_for_the_output_matrix() -> None:
+    layer = PlainModel.LAYER + 16
+    first, last = 13 * layer + PlainModel.COMPUTE, 11 * layer + PlainModel.OUTPUT + PlainModel.COMPUTE
+    result = placed(PlainModel(), machine(first + MARGIN + 50, last + MARGIN + 100), n_ctx=4096)
+    assert (result.n_gpu_layers, result.warnings) == (25, ())
+    assert (used_mib(result, "CUDA0"), used_mib(result, "CUDA1")) == (first, last)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +200,7 @@ def test_the_largest_context_is_named_where_one_helps() -> None:
 
 def test_margins_are_per_device() -> None:
     two = placed(PlainModel(), machine(8000, 8000), n_ctx=4096, fit_target=(1000, 3000))
-    assert two.arguments["tensor_split"] == (7000 * MEBIBYTE, 5000 * MEBIBYTE)
+    assert two.arguments["tensor_split"] == (7000 * MEBIBYTE, (5000 - PlainModel.OUTPUT) * MEBIBYTE)
 
 
 def test_without_a_gpu_the_cpu_computes_and_says_why() -> None:
@@ -255,7 +265,7 @@ def test_a_draft_model_lies_where_it_was_sent_or_on_the_first_gpu_of_the_model()
     assert options("-ngld", "7").beside(devices).placement == {"devices": ("CUDA1",), "device_layers": 7}
     assert options("-otd", "a=CPU", "-ncmoed", "1").placement["tensor_overrides"] == (
         ("a", "CPU"),
-        (r"blk\.0\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),
+        (r"blk\.(0)\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),
     )
 
 
@@ -312,6 +322,6 @@ def test_options_and_variables_become_a_request() -> None:
     overrides = requested("-ot", "a=CUDA0", "--n-cpu-moe", "1", "--n-cpu-ffn", "1").tensor_overrides
     assert overrides == (
         ("a", "CUDA0"),
-        (r"blk\.0\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),
-        (r"blk\.0\.ffn_(gate|up|down)\.", "CPU"),
+        (r"blk\.(0)\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),
+        (r"blk\.(0)\.ffn_(gate|up|down)\.", "CPU"),
     )

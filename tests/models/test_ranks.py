@@ -245,6 +245,8 @@ def test_the_needs_of_a_placement_are_what_loading_it_takes(case: Case, path: Pa
     else:
         assert sum(need.kv for need in needs) >= engine.kv_bytes
     assert any(need.states > 0 for need in needs) == model.is_recurrent
+    wider = MemoryNeeds(path).of(**sizes, **placement, n_ubatch=1024)
+    assert all(more.compute > need.compute > 0 for more, need in zip(wider, needs, strict=True))
     engine.close()
     model.close()
 

@@ -15,7 +15,7 @@
 // Budget    *                  512 threads, <= 128 registers, 16416 B shared
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 #include "linear.cuh"
 
 namespace v100::cuda {
@@ -171,8 +171,9 @@ __device__ __forceinline__ void linear(const LinearParams& p) {
 constexpr int kUnitBytes = CODEC::kBytes / CODEC::kUnits;
 constexpr bool kIsWide = kUnitBytes >= 64;
 constexpr bool kIsSmall = kUnitBytes <= (CODEC::kUnits == 1 ? 18 : 10);
-constexpr int kStage8 = kUnitBytes >= 34 ? 1 : kIsSmall ? 4 : 2;
-constexpr int kStage16 = kUnitBytes >= 64 ? 1 : kIsSmall ? 4 : 2;
+constexpr int kManyUnits = CODEC::kUnits == 2 ? 2 : 4;  // a round does not pass the end of a block
+constexpr int kStage8 = kUnitBytes >= 34 ? 1 : kIsSmall ? kManyUnits : 2;
+constexpr int kStage16 = kUnitBytes >= 64 ? 1 : kIsSmall ? kManyUnits : 2;
 constexpr int kStage32 = kUnitBytes >= 34 || CODEC::kUnits > 1 ? 1 : 2;
 
 V100_LINEAR(rows8, 1, 1, kStage8, false, 3)

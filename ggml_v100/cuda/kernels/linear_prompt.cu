@@ -16,7 +16,7 @@
 // Numerics  Weights and activations as in linear.cu. A sum runs over all k in ascending order, four at a time, for any tile and
 //           any number of rows: a row's bits depend on the row and the weights only. linear.cu cuts K into 8 parts, so its bits
 //           differ from these by rounding of the sums.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 #include "linear.cuh"
 #include "linear_prompt_shape.h"
 

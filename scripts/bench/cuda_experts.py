@@ -47,9 +47,11 @@ def random_stack(device: Device, type_name: str, out_features: int, in_features:
     return stack_of(device, [Weight(type_name, part, out_features, in_features) for part in parts]), memory
 
 
-def rows_of_item(slots: int) -> int:
-    """The smallest that is twice the mean, as docs/kernels.md says."""
-    return next((size for size in (8, 16, 32) if size * EXPERTS >= 2 * slots), 64)
+def kernel_for(slots: int) -> tuple[int, str | None]:
+    """Rows of an item, and the tile of the kernels of prompts or None for those that stream (docs/kernels.md)."""
+    if slots > 32 * EXPERTS:
+        return (128, "wide") if slots > 96 * EXPERTS else (64, "narrow")
+    return next((size for size in (8, 16, 32) if size * EXPERTS >= 2 * slots), 64), None
 
 
 def routing(rows: int, source: np.random.Generator) -> NDArray[np.int32]:
@@ -62,9 +64,10 @@ def mixture(
     """All launches of a layer, and each step of it."""
     rows = len(expert)
     gate, up, down = layer
-    groups, group = prepare_groups(device, expert, EXPERTS, rows_of_item(expert.size))
-    acts, inner = prepare_experts(device, x, groups, [gate, up], USED, activation=0)
-    made, outer = prepare_experts(device, acts, groups, [down], 1)
+    rows_of_item, tile = kernel_for(expert.size)
+    groups, group = prepare_groups(device, expert, EXPERTS, rows_of_item)
+    acts, inner = prepare_experts(device, x, groups, [gate, up], USED, activation=0, tile=tile)
+    made, outer = prepare_experts(device, acts, groups, [down], 1, tile=tile)
     y, weight = device.empty((rows, HIDDEN)), device.put(np.full((rows, USED), 1 / USED, np.float32))
     mix = device.kernel("routing", "mix_experts")
 
@@ -121,7 +124,7 @@ def main() -> None:
             in_use = float(np.mean([len(np.unique(expert)) for expert in chosen]))
             rate, operations = in_use * of_expert / total, 2 * 3 * rows * USED * HIDDEN * INNER
             print(
-                f"{type_name:7} {rows:5} {in_use:8.0f} {rows_of_item(rows * USED):3} {total * 1e6:8.1f} "
+                f"{type_name:7} {rows:5} {in_use:8.0f} {kernel_for(rows * USED)[0]:3} {total * 1e6:8.1f} "
                 f"{rate / 1e9:7.0f} {rate / bandwidth:8.1%} {operations / total / 1e12:8.1f} {parts}",
                 flush=True,
             )

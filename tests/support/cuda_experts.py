@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.cuda_device import Array, Device, linear_job, parameter_structs
-from support.cuda_linear import ROW_TILES, Weight, pack
+from support.cuda_linear import PROMPT_TILES, Weight, pack
 
 THREADS = 256
 ITEM = np.dtype([("expert", np.int32), ("first", np.int32), ("rows", np.int32)])
@@ -104,9 +104,18 @@ def _jobs(stacks: Sequence[Stack], y: Array) -> Any:
 
 
 def prepare_experts(
-    device: Device, x: Array, groups: Groups, stacks: Sequence[Stack], slots_per_row: int, activation: int | None = None
+    device: Device,
+    x: Array,
+    groups: Groups,
+    stacks: Sequence[Stack],
+    slots_per_row: int,
+    activation: int | None = None,
+    tile: str | None = None,
 ) -> tuple[Array, Callable[[], None]]:
-    """[slots, out_features] of one stack, or with an activation of the gate and up, and the launches that fill it."""
+    """[slots, out_features] of one stack, or with an activation of the gate and up, and the launches that fill it.
+
+    `tile` (wide or narrow) takes the kernels of prompts.
+    """
     first, rows_of_item, most_items = stacks[0], groups.rows_of_item, groups.most_items
     y = device.empty((groups.slots, first.out_features))
     shared: dict[str, Any] = {"items": groups.items, "order": groups.order}
@@ -122,26 +131,40 @@ def prepare_experts(
     shared["row_scale"] = device.empty((groups.slots,))
     gated = activation is not None
     gather = device.kernel("panel", "expert_panel")
-    multiply = device.kernel(f"linear_{first.type_name.lower()}", f"{'gated_' if gated else ''}rows{rows_of_item}")
-    columns, tiles = 2 if gated or rows_of_item > 8 else 1, -(-first.out_features // 32)
+    tiles, prefix = -(-first.out_features // 32), "gated_" if gated else ""
+    if tile is None:
+        columns = 2 if gated or rows_of_item > 8 else 1
+        multiply = device.kernel(f"linear_{first.type_name.lower()}", f"{prefix}rows{rows_of_item}")
+        blocks, threads = tiles if gated else -(-tiles // columns), 256 * columns
+    else:
+        rows, features, threads = PROMPT_TILES[tile]
+        assert rows == rows_of_item, (tile, rows_of_item)
+        multiply = device.kernel(f"linear_prompt_{first.type_name.lower()}", prefix + tile)
+        blocks = -(-tiles // (features // (64 if gated else 32)))
 
     def launch() -> None:
         gather(
             (rows_of_item, most_items), THREADS, "ExpertPanelParams", x=x, features=first.in_features,
-            tiles=ROW_TILES[rows_of_item], slots_per_row=slots_per_row, **shared,
+            tiles=rows_of_item // 8, slots_per_row=slots_per_row, **shared,
         )  # fmt: skip
         multiply(
-            (tiles if gated else -(-tiles // columns), most_items), 256 * columns, "LinearParams", tiles=tiles,
-            in_features=first.in_features, jobs=len(stacks), activation=activation or 0, job=_jobs(stacks, y), **shared,
+            (blocks, most_items), threads, "LinearParams", tiles=tiles, in_features=first.in_features,
+            jobs=len(stacks), activation=activation or 0, job=_jobs(stacks, y), **shared,
         )  # fmt: skip
 
     return y, launch
 
 
 def run_experts(
-    device: Device, x: Array, groups: Groups, stacks: Sequence[Stack], slots_per_row: int, activation: int | None = None
+    device: Device,
+    x: Array,
+    groups: Groups,
+    stacks: Sequence[Stack],
+    slots_per_row: int,
+    activation: int | None = None,
+    tile: str | None = None,
 ) -> Array:
-    y, launch = prepare_experts(device, x, groups, stacks, slots_per_row, activation)
+    y, launch = prepare_experts(device, x, groups, stacks, slots_per_row, activation, tile)
     launch()
     device.synchronize()  # the panel is freed here
     return y

@@ -38,16 +38,19 @@ void Graph::launch(const Stream& stream) const {
   device_.check(device_.api().cuGraphLaunch(exec_, stream.handle()), "replaying a graph");
 }
 
-const Graph& GraphCache::find(const GraphKey& key, const Stream& stream, const std::function<void()>& work) {
+const Graph* GraphCache::find(const GraphKey& key) {
   const auto found =
       std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.key == key; });
-  if (found != entries_.end()) {
-    entries_.splice(entries_.begin(), entries_, found);
-  } else {
-    std::unique_ptr<Graph> graph = Graph::capture(stream, work);
-    while (!entries_.empty() && entries_.size() >= capacity_) entries_.pop_back();
-    entries_.push_front({key, std::move(graph)});
-  }
+  if (found == entries_.end()) return nullptr;
+  entries_.splice(entries_.begin(), entries_, found);
+  return entries_.front().graph.get();
+}
+
+const Graph& GraphCache::find(const GraphKey& key, const Stream& stream, const std::function<void()>& work) {
+  if (const Graph* graph = find(key)) return *graph;
+  std::unique_ptr<Graph> graph = Graph::capture(stream, work);
+  while (!entries_.empty() && entries_.size() >= capacity_) entries_.pop_back();
+  entries_.push_front({key, std::move(graph)});
   return *entries_.front().graph;
 }
 

@@ -40,7 +40,13 @@ class GraphKey {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
     return *this;
   }
+  GraphKey& append(const void* data, size_t size) {
+    bytes_.append(static_cast<const char*>(data), size);
+    return *this;
+  }
   bool operator==(const GraphKey&) const = default;
+  const std::string& bytes() const { return bytes_; }
+  bool is_empty() const { return bytes_.empty(); }
 
  private:
   std::string bytes_;
@@ -54,6 +60,8 @@ class GraphCache {
   // The graph of the key, recorded now if it is not there; the least recently used one makes room. It must not be running
   // elsewhere: replays of one stream are in order, so dropping one after its launch is the driver's care.
   const Graph& find(const GraphKey& key, const Stream& stream, const std::function<void()>& work);
+  // The graph of the key if it is there.
+  const Graph* find(const GraphKey& key);
   size_t size() const { return entries_.size(); }
   void clear() { entries_.clear(); }
 

@@ -23,6 +23,7 @@ class KernelArchive {
   // "nvrtc 12.4"
   const std::string& compiler() const { return compiler_; }
   std::vector<std::string> units() const;
+  bool has_unit(std::string_view name) const { return entries_.find(name) != entries_.end(); }
 
   struct Unit {
     std::vector<std::byte> cubin;

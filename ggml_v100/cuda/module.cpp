@@ -14,8 +14,10 @@ constexpr uint32_t kSharedWithoutOptIn = 48 << 10;
 
 }  // namespace
 
-void Kernel::start(const Stream& stream, Grid grid, uint32_t threads, void** arguments, uint32_t shared_bytes) const {
+void Kernel::launch_packed(const Stream& stream, Grid grid, uint32_t threads, const void* params,
+                           uint32_t shared_bytes) const {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;  // no rows, no heads: nothing to do
+  void* arguments[] = {const_cast<void*>(params)};
   const Device& device = stream.device();
   const CUresult result = device.api().cuLaunchKernel(function_, grid.x, grid.y, grid.z, threads, 1, 1, shared_bytes,
                                                       stream.handle(), arguments, nullptr);

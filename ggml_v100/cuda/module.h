@@ -22,15 +22,15 @@ class Kernel {
   template <class Params>
   void launch(const Stream& stream, Grid grid, uint32_t threads, const Params& params,
               uint32_t shared_bytes = 0) const {
-    void* arguments[] = {const_cast<Params*>(&params)};
-    start(stream, grid, threads, arguments, shared_bytes);
+    launch_packed(stream, grid, threads, &params, shared_bytes);
   }
+  // The same with the struct's bytes, aligned as it is.
+  void launch_packed(const Stream& stream, Grid grid, uint32_t threads, const void* params,
+                     uint32_t shared_bytes) const;
   const std::string& name() const { return name_; }
 
  private:
   friend class Module;
-  void start(const Stream& stream, Grid grid, uint32_t threads, void** arguments, uint32_t shared_bytes) const;
-
   std::string name_;
   CUfunction function_ = nullptr;
 };

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/thread_pool.h"
 #include "cpu/backend.h"
+#include "cuda/backend.h"
 #include "model/architectures.h"
 #include "model/drafted_model.h"
 #include "ops/reference.h"
@@ -18,7 +19,8 @@ namespace v100 {
 
 namespace {
 
-std::unique_ptr<Backend> create_backend(const std::string& isa) {
+std::unique_ptr<Backend> create_backend(const std::string& device, const std::string& isa) {
+  if (const auto ordinal = cuda_ordinal(device)) return create_cuda_backend(*ordinal);
   if (isa == "reference") return create_reference_backend();
   return create_cpu_backend(isa == "auto" ? available_cpu_instruction_sets().back() : isa);
 }
@@ -65,7 +67,7 @@ LoadedModel::LoadedModel(const ModelParams& params)
     throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
   ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());
   for (int32_t rank = 0; rank < placement_.ranks(); ++rank) {
-    backends_.push_back(create_backend(params.isa));
+    backends_.push_back(create_backend(placement_.devices()[static_cast<size_t>(rank)], params.isa));
     Shard shard(placement_, rank);
     const WeightLoader weights(file_, *backends_.back(), pool, params.check_tensors, params.load_mtp, shard);
     texts_.push_back(load_architecture(metadata_, weights));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cuda/backend.h"
 
 namespace v100 {
 
@@ -32,12 +33,24 @@ SplitMode split_mode(const std::string& name, size_t n_devices) {
   return SplitMode::none;
 }
 
+std::vector<std::string> cpu_devices() {
+  std::vector<std::string> names{"CPU"};
+  for (int32_t i = 0; i < kMostRanks; ++i) names.push_back("CPU" + std::to_string(i));
+  return names;
+}
+
 std::vector<std::string> checked_devices(std::vector<std::string> names) {
   if (names.empty()) return {"CPU"};
-  const std::vector<std::string> known = available_devices();
+  // The driver is asked only for those who name a device of it.
+  const bool has_cuda =
+      std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("CUDA"); });
+  const std::vector<std::string> known = has_cuda ? available_devices() : cpu_devices();
   for (size_t i = 0; i < names.size(); ++i) {
-    if (std::find(known.begin(), known.end(), names[i]) == known.end())
-      throw InvalidArgument("device '" + names[i] + "' is not there; expected one of " + joined(known));
+    const bool is_known = std::find(known.begin(), known.end(), names[i]) != known.end();
+    if (!is_known && names[i].starts_with("CUDA"))
+      if (const std::string reason = no_cuda_devices_reason(); !reason.empty())
+        throw InvalidArgument("device '" + names[i] + "' cannot be used: " + reason);
+    if (!is_known) throw InvalidArgument("device '" + names[i] + "' is not there; expected one of " + joined(known));
     const auto first = names.begin() + static_cast<ptrdiff_t>(i);
     if (std::find(names.begin(), first, names[i]) != first)
       throw InvalidArgument("device '" + names[i] + "' is named twice");
@@ -73,8 +86,8 @@ struct Placement::Rule {
 };
 
 std::vector<std::string> available_devices() {
-  std::vector<std::string> names{"CPU"};
-  for (int32_t i = 0; i < kMostRanks; ++i) names.push_back("CPU" + std::to_string(i));
+  std::vector<std::string> names = cpu_devices();
+  for (std::string& name : available_cuda_devices()) names.push_back(std::move(name));
   return names;
 }
 

@@ -32,7 +32,7 @@ struct PlacementParams {
   std::vector<TensorOverride> overrides;
 };
 
-// Names of the devices of this machine: CPU, CPU0 .. CPU7. A CPU may be several ranks.
+// Names of the devices of this machine: CPU, CPU0 .. CPU7 (a CPU may be several ranks), then CUDA0 and on. Asks the driver.
 std::vector<std::string> available_devices();
 
 class Placement {

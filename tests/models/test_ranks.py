@@ -370,7 +370,8 @@ def test_experts_can_be_sent_to_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("placement", "message"),
     [
-        ({"devices": ["CUDA0"]}, "device 'CUDA0' is not there; expected one of CPU, CPU0, CPU1"),
+        ({"devices": ["GPU0"]}, "device 'GPU0' is not there; expected one of CPU, CPU0, CPU1"),
+        ({"devices": ["CUDA999"]}, "device 'CUDA999' "),  # then what is there, or why there is none
         ({"devices": ["CPU0", "CPU1", "CPU0"]}, "device 'CPU0' is named twice"),
         ({"devices": ["CPU0", "CPU1"], "split_mode": "row"}, "split mode 'row' is not supported; 'tensor'"),
         ({"split_mode": "rows"}, "split mode 'rows' is unknown; expected none, layer or tensor"),

@@ -437,6 +437,28 @@ struct DeltaNetParams {
   float eps;
 };
 
+// The same in chunks of tokens (delta_chunk_shape.h), for prompts.
+struct DeltaNetChunksParams {
+  const float* qkv;  // as in DeltaNetParams, and so on
+  const float* beta;
+  const float* alpha;
+  const float* a;
+  const float* dt_bias;
+  float* y;
+  float* memory;
+  const int32_t* state_from;
+  const int32_t* state_to;
+  const int32_t* first_row;
+  const int32_t* first_position;  // [sequences], of the first row in its sequence: chunks end at multiples of 64
+  const int32_t* first_chunk;     // [sequences + 1], of the launch
+  uint16_t* key_panels;           // f16, [chunks, key_heads, delta_key_panel_values]
+  uint16_t* value_panels;         // f16, [chunks, value_heads, kDeltaValuePanelValues]
+  float* factors;                 // [chunks, value_heads, kDeltaFactorValues]
+  int64_t slot_values;
+  int32_t key_heads, value_heads;
+  float eps;
+};
+
 struct CausalConvParams {
   const float* x;             // [rows, channels]
   const float* weight;        // [taps, channels], the oldest token first

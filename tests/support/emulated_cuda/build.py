@@ -37,7 +37,7 @@ DRIVER_FLAGS = (
     "-std=c++20", "-O3", "-fPIC", "-fvisibility=default", "-shared", "-pthread",
     "-Wall", "-Wextra", "-Werror",
     "-Wno-restrict",  # of gcc 12 in the sum of two strings, where there is nothing
-    "-Wl,-soname,libcuda.so.1",
+    "-Wl,-soname,libcuda_emulated.so.1",  # by which units find it; a real libcuda.so.1 can be loaded beside it
     "-Wl,-z,nodelete",  # its threads outlive whoever loaded it
 )  # fmt: skip
 DRIVER_SOURCES = ("executor.cpp", "libcuda.cpp")
@@ -65,17 +65,22 @@ def ensure_built(units: Iterable[str] | None = None, jobs: int | None = None) ->
     `units` are names of units.json, by default all. Raises BuildError, where there is no compiler NoCompilerError.
     """
     table = {unit.name: unit for unit in read_units()}
-    wanted = list(table) if units is None else list(dict.fromkeys(units))
-    unknown = [name for name in wanted if name not in table]
+    names = list(table) if units is None else list(dict.fromkeys(units))
+    unknown = [name for name in names if name not in table]
     if unknown:
         raise BuildError(f"no such kernel unit: {', '.join(unknown)}")
+    return build_units([table[name] for name in names], jobs)
+
+
+def build_units(units: Sequence[Unit], jobs: int | None = None) -> Path:
+    """The same of units that need not be those of units.json."""
     root = cache_dir()
     for folder in ("stamps", "units", "locks"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     library = _build_driver(root)
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        made = list(pool.map(lambda name: _build_unit(root, table[name], library), wanted))
-    return _folder(root, library, dict(zip(wanted, made, strict=True)))
+        made = list(pool.map(lambda unit: _build_unit(root, unit, library), units))
+    return _folder(root, library, {unit.name: path for unit, path in zip(units, made, strict=True)})
 
 
 # --- the compiler -----------------------------------------------------------------------------------------------------
@@ -158,7 +163,7 @@ def _build_locked(root: Path, unit: Unit, library: Path) -> Path:
     text = host_source(preprocessed)
     # Lines say where a mistake is, but do not tell one unit from another.
     code = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith("# "))
-    made = root / "units" / f"{unit.name}-{_digest(_identity(), KERNEL_FLAGS, code)}.so"
+    made = root / "units" / f"{unit.name}-{_digest(_identity(), KERNEL_FLAGS, DRIVER_FLAGS, code)}.so"
     if not made.exists():
         source, partial = made.with_suffix(".ii"), made.with_suffix(".partial")
         source.write_text(text)

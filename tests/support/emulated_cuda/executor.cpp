@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <signal.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -36,6 +37,8 @@ constexpr int kPoison = 0xff;                           // NaN in f32 and f16
 constexpr size_t kSharedGuard = 256;                    // bytes after dynamic shared memory that must stay poisoned
 constexpr size_t kMostShared = 96 << 10;
 constexpr uint64_t kBlocksWorthHelp = 4;
+constexpr size_t kSignalStackBytes = 64 << 10;
+constexpr int kCaughtSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
 
 struct Warp {
   uint32_t members = 0, runnable = 0, waiting = 0, returned = 0;
@@ -141,6 +144,10 @@ class Worker {
   }
 
   ~Worker() {
+    stack_t none{};
+    none.ss_flags = SS_DISABLE;
+    sigaltstack(&none, nullptr);
+    munmap(signal_stack_, kSignalStackBytes);
     munmap(stacks_, kMostThreads * kStackStride);
     munmap(shared_, kMostShared + kSharedGuard);
   }
@@ -192,6 +199,15 @@ class Worker {
     run_another(me);
   }
 
+  // In a signal's handler: what the running thread did is not possible.
+  [[noreturn]] void fault(int signal, const siginfo_t& info) {
+    const std::string who = "thread " + std::to_string(current->number);
+    if (signal == SIGFPE) fail(who + " divides by zero");
+    // An address that no pointer can have, or one that is not aligned for its vector, is not told.
+    if (info.si_addr == nullptr || info.si_code == SI_KERNEL) fail(who + " uses a null, wild or misaligned address");
+    fail(who + " uses an address " + describe_address(info.si_addr));
+  }
+
   [[noreturn]] void run_thread() {
     launch_->kernel->call(launch_->parameter);
     Lane& me = *current;
@@ -208,6 +224,11 @@ class Worker {
   Worker() {
     stacks_ = map(kMostThreads * kStackStride);
     shared_ = map(kMostShared + kSharedGuard);
+    signal_stack_ = map(kSignalStackBytes);
+    stack_t stack{};
+    stack.ss_sp = signal_stack_;
+    stack.ss_size = kSignalStackBytes;
+    sigaltstack(&stack, nullptr);
   }
 
   static std::byte* map(size_t bytes) {
@@ -415,7 +436,7 @@ class Worker {
   Block block_;
   const Launch* launch_ = nullptr;
   const Unit* unit_ = nullptr;
-  std::byte *stacks_ = nullptr, *shared_ = nullptr, *static_shared_ = nullptr;
+  std::byte *stacks_ = nullptr, *shared_ = nullptr, *static_shared_ = nullptr, *signal_stack_ = nullptr;
   size_t static_shared_bytes_ = 0;
   void* main_ = nullptr;  // where the host's thread waits for the block
   unsigned threads_ = 0, warps_used_ = 0, at_barrier_ = 0, returned_ = 0;
@@ -424,6 +445,29 @@ class Worker {
 };
 
 void fiber_main() { running->run_thread(); }
+
+// --- faults -----------------------------------------------------------------------------------------------------------
+
+struct sigaction handlers_before[NSIG];
+
+// A fault in a kernel ends its block; any other is handled as it was before.
+void handle_signal(int signal, siginfo_t* info, void* context) {
+  if (current != nullptr) running->fault(signal, *info);
+  const struct sigaction& before = handlers_before[signal];
+  if ((before.sa_flags & SA_SIGINFO) != 0) return before.sa_sigaction(signal, info, context);
+  if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) return before.sa_handler(signal);
+  sigaction(signal, &before, nullptr);  // and the instruction runs again
+}
+
+void catch_faults() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action{};
+    action.sa_sigaction = handle_signal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // the handler does not return from a kernel's fault
+    for (const int signal : kCaughtSignals) sigaction(signal, &action, &handlers_before[signal]);
+  });
+}
 
 // --- blocks over the threads of the host --------------------------------------------------------------------------------
 
@@ -507,6 +551,7 @@ class Pool {
 [[gnu::noinline]] void block_barrier() { running->block_barrier(*current); }
 
 std::string run(const Launch& launch) {
+  catch_faults();
   Work work{launch, uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z};
   if (work.blocks >= kBlocksWorthHelp && Pool::instance().has_helpers())
     Pool::instance().run(work);

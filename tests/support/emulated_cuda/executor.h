@@ -74,6 +74,9 @@ struct Launch {
   unsigned shared_bytes;
 };
 
+// Where an address lies that a kernel may not touch. Of the driver library, which knows the allocations.
+std::string describe_address(const void* address);
+
 // Runs all blocks. The text of what went wrong, empty for success.
 std::string run(const Launch& launch);
 

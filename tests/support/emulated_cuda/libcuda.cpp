@@ -435,6 +435,22 @@ bool device_exists(int device) { return device >= 0 && device < world().device_c
 
 }  // namespace
 
+std::string emulated_cuda::describe_address(const void* pointer) {
+  const Address address = reinterpret_cast<Address>(pointer);
+  const Lock lock(world().mutex);
+  auto after = world().allocations.upper_bound(address);
+  if (after != world().allocations.end() && after->first - address <= page_bytes())
+    return std::to_string(after->first - address) + " bytes before an allocation of " +
+           std::to_string(after->second.bytes) + " bytes";
+  if (after == world().allocations.begin()) return "outside of all allocations";
+  const auto& [begin, allocation] = *--after;
+  const Address end = begin + allocation.bytes;
+  if (address < end + 16 * page_bytes())
+    return std::to_string(address - end) + " bytes after the end of an allocation of " +
+           std::to_string(allocation.bytes) + " bytes";
+  return "outside of all allocations, or of memory that was freed";
+}
+
 extern "C" {
 
 // --- driver and devices -----------------------------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+// Caches of keys and values, and attention over them.
+//
+// A sequence with at most 64 rows in the ubatch is attended to by the decode kernels, whose bits do not depend on the number
+// of rows; one with more by the prompt kernel. So a row's bits do not depend on the other sequences.
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "cuda/kernels/attention_shape.h"
+#include "cuda/kv.h"
+#include "cuda/ops.h"
+
+namespace v100::cuda {
+
+namespace {
+
+constexpr int32_t kPromptBlockRows = 64;  // of a block
+constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
+constexpr size_t kMostPartBytes = size_t{64} << 20;  // of the sums of partitions
+
+// Partitions of the longest view, in steps: recorded work depends on the number.
+int32_t partitions_for(std::span<const RowRange> visible) {
+  int32_t end = 1;
+  for (const RowRange& view : visible) end = std::max(end, view.end);
+  const int32_t partitions = partition_of(end - 1) + 1;
+  const int32_t step = partitions <= 16 ? 4 : partitions <= 64 ? 8 : 16;
+  return (partitions + step - 1) / step * step;
+}
+
+}  // namespace
+
+void CudaOps::append_rows(Tensor k, Tensor v, const RowTables& t, const KvCache& cache) {
+  constexpr int64_t kWarps = kThreads / 32;
+  const int64_t warps = int64_t{v.rows} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
+  launch("kv_append", "kv_append", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
+         KvAppendParams{.k = k.data,
+                        .v = v.data,
+                        .kv_index = t.kv_index,
+                        .sequence = t.sequence,
+                        .page_table = t.page_table,
+                        .cache = cache,
+                        .rows = v.rows,
+                        .most_pages = t.most_pages});
+}
+
+void CudaOps::kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) {
+  append_rows(k, v, tables(rows), kv_cache(layer));
+}
+
+KeysValues CudaOps::kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) {
+  constexpr int64_t kWarps = kThreads / 32;
+  const KvCache cache = kv_cache(layer);
+  const int32_t features = cache.kv_heads * cache.head_dim;
+  const KeysValues read{create(indices.size(), features), create(indices.size(), features)};
+  const int64_t warps = int64_t{indices.size()} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
+  launch("kv_append", "kv_read", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
+         KvReadParams{.k = read.k.data,
+                      .v = read.v.data,
+                      .pages = bring(pages),
+                      .cache = cache,
+                      .rows = indices.size(),
+                      .first = indices.begin});
+  return read;
+}
+
+const int32_t* CudaOps::first_rows_of(const Rows& rows, RowRange part, const RowTables& t) {
+  if (part.begin == 0 && part.end == t.rows) return t.first_row;
+  std::vector<int32_t> first;
+  for (const SequenceRows& sequence : rows.sequences)
+    first.push_back(std::clamp(sequence.rows.begin, part.begin, part.end));
+  first.push_back(part.end);
+  return bring(std::span<const int32_t>(first));
+}
+
+void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const RowTables& t, const KvCache& cache,
+                            int32_t heads, float scale, Tensor y) {
+  const size_t mark = arena_.mark();
+  const int32_t head_dim = cache.head_dim;
+  const int32_t partitions =
+      partitions_for(rows.visible.subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.end - part.begin)));
+  const size_t row_parts = static_cast<size_t>(heads) * static_cast<size_t>(partitions);
+  const size_t row_bytes = row_parts * static_cast<size_t>(head_dim + 2) * sizeof(float);
+  const int32_t piece_rows = static_cast<int32_t>(std::clamp<size_t>(kMostPartBytes / row_bytes, 1, 1 << 20));
+  const std::string unit = "attention_decode_" + std::to_string(head_dim);
+  for (int32_t first = part.begin; first < part.end; first += piece_rows) {
+    const RowRange piece{first, std::min(part.end, first + piece_rows)};
+    const auto count = static_cast<size_t>(piece.size());
+    auto* part_y = take<float>(count * row_parts * static_cast<size_t>(head_dim));
+    auto* part_weight = take<float>(count * row_parts * 2);
+    const int32_t block_of_rows = most_rows(rows, piece) * cache.group;  // rows of a block: a query row and a head
+    const auto fits = std::find_if(kBlockRows.begin(), kBlockRows.end(), [&](int32_t n) { return n >= block_of_rows; });
+    const int32_t block_rows = fits == kBlockRows.end() ? kBlockRows.back() : *fits;
+    AttentionParams params{};
+    params.q = q.data;
+    params.visible = t.visible;
+    params.first_row = first_rows_of(rows, piece, t);
+    params.page_table = t.page_table;
+    params.y = y.data;
+    // Rows are numbered from the ubatch's first.
+    params.part_y = reinterpret_cast<float*>(address_of(part_y) - static_cast<size_t>(first) * row_parts *
+                                                                      static_cast<size_t>(head_dim) * sizeof(float));
+    params.part_weight =
+        reinterpret_cast<float*>(address_of(part_weight) - static_cast<size_t>(first) * row_parts * 2 * sizeof(float));
+    params.cache = cache;
+    params.heads = heads;
+    params.most_pages = t.most_pages;
+    params.partitions = partitions;
+    params.row_blocks = (block_of_rows + block_rows - 1) / block_rows;
+    params.scale = scale;
+    launch(unit, "attention_decode_" + std::to_string(block_rows),
+           {static_cast<uint32_t>(cache.kv_heads * params.row_blocks), static_cast<uint32_t>(partitions),
+            static_cast<uint32_t>(t.sequences)},
+           kThreads, params, static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
+    AttentionParams sums = params;
+    sums.visible = t.visible + 2 * static_cast<int64_t>(first);
+    sums.part_y = part_y;
+    sums.part_weight = part_weight;
+    sums.y = y.row(first);
+    launch(unit, "attention_combine", {static_cast<uint32_t>(heads), static_cast<uint32_t>(piece.size())}, kThreads,
+           sums);
+    arena_.release(mark);
+  }
+}
+
+void CudaOps::attend_prompt(Tensor q, const Rows& rows, RowRange part, const RowTables& t, const KvCache& cache,
+                            int32_t heads, float scale, Tensor y) {
+  AttentionParams params{};
+  params.q = q.data;
+  params.visible = t.visible;
+  params.first_row = first_rows_of(rows, part, t);
+  params.page_table = t.page_table;
+  params.y = y.data;
+  params.cache = cache;
+  params.heads = heads;
+  params.most_pages = t.most_pages;
+  params.row_blocks = (most_rows(rows, part) * cache.group + kPromptBlockRows - 1) / kPromptBlockRows;
+  params.scale = scale;
+  launch("attention_prompt_" + std::to_string(cache.head_dim), "attention_prompt",
+         {static_cast<uint32_t>(params.row_blocks), static_cast<uint32_t>(cache.kv_heads),
+          static_cast<uint32_t>(t.sequences)},
+         kThreads, params, static_cast<uint32_t>(attention_shared_bytes(cache.head_dim, kPromptBlockRows)));
+}
+
+Tensor CudaOps::attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) {
+  const Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
+  if (heads == 0) return y;
+  const RowTables t = tables(rows);
+  KvCache cache = kv_cache(layer);
+  cache.group = layer.shape.group_of(heads);
+  for (const RowRun& run : runs_of(rows))
+    if (run.is_prompt)
+      attend_prompt(q, rows, run.rows, t, cache, heads, scale, y);
+    else
+      attend_decode(q, rows, run.rows, t, cache, heads, scale, y);
+  return y;
+}
+
+}  // namespace v100::cuda

@@ -1,0 +1,68 @@
+// The work of a stream, written down first and started together. A list that was there before is replayed as a graph.
+//
+// Operations only write down what they launch; it starts when a result is waited for. Two equal lists do the same work
+// at the same addresses, so a list that comes again costs one launch, and no key of what a pass depends on is needed: the
+// list itself is compared. What changes from pass to pass (positions, page tables) lies in device memory (inputs.h).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "cuda/graph.h"
+#include "cuda/module.h"
+
+namespace v100::cuda {
+
+class Recorder {
+ public:
+  explicit Recorder(const Device& device);
+
+  const Stream& stream() const { return stream_; }
+  bool is_empty() const { return program_.is_empty(); }
+
+  template <class Params>
+  void launch(const Kernel& kernel, Grid grid, uint32_t threads, Params params, uint32_t shared_bytes = 0) {
+    static_assert(alignof(Params) <= kAlignment && sizeof(Params) % alignof(uint32_t) == 0);
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&params);  // else two equal lists may look different, and are recorded anew
+#endif
+#endif
+    write_launch(kernel, grid, threads, &params, sizeof params, shared_bytes);
+  }
+  // On the device.
+  void copy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
+  void fill(CUdeviceptr to, unsigned char value, size_t bytes);
+
+  // Starts what was written down, in order. Throws DeviceError; the list is empty afterwards in any case.
+  void run();
+
+ private:
+  static constexpr size_t kAlignment = 8;
+  enum class Kind : uint32_t { launch, copy, fill };
+  struct Step {  // followed by the parameters of a launch
+    Kind kind;
+    uint32_t parameter_bytes;
+    const Kernel* kernel;  // of a launch
+    Grid grid;
+    uint32_t threads, shared_bytes;
+    unsigned value;  // of a fill
+    CUdeviceptr to, from;
+    size_t bytes;
+  };
+
+  void write_launch(const Kernel& kernel, Grid grid, uint32_t threads, const void* params, size_t bytes,
+                    uint32_t shared_bytes);
+  void write(Step step, const void* params);
+  static void play(const std::string& program, const Stream& stream);
+  bool comes_again(const std::string& program);
+
+  Stream stream_;
+  GraphKey program_;
+  int32_t steps_ = 0;
+  GraphCache graphs_;
+  std::deque<size_t> seen_;  // hashes of lists that were run as they are
+};
+
+}  // namespace v100::cuda

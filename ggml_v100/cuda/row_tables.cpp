@@ -1,0 +1,89 @@
+#include "cuda/row_tables.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace v100::cuda {
+
+namespace {
+
+struct Counts {
+  size_t rows, sequences, pages;
+};
+
+// Pages in steps, so that a growing sequence has tables of one size for a while: recorded work depends on it.
+Counts counts_of(const Rows& rows) {
+  constexpr size_t kStep = 16;
+  size_t pages = 1, n_rows = 0;
+  for (const SequenceRows& sequence : rows.sequences) {
+    pages = std::max(pages, sequence.pages.size());
+    n_rows = std::max(n_rows, static_cast<size_t>(sequence.rows.end));
+  }
+  return {n_rows, rows.sequences.size(), (pages + kStep - 1) / kStep * kStep};
+}
+
+}  // namespace
+
+std::vector<RowRun> runs_of(const Rows& rows) {
+  std::vector<RowRun> runs;
+  for (const SequenceRows& sequence : rows.sequences) {
+    const bool is_prompt = sequence.rows.size() > kMostDecodeRows;
+    if (runs.empty() || runs.back().is_prompt != is_prompt)
+      runs.push_back({sequence.rows, is_prompt});
+    else
+      runs.back().rows.end = sequence.rows.end;
+  }
+  return runs;
+}
+
+RowRange common(RowRange a, RowRange b) {
+  const int32_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+int32_t most_rows(const Rows& rows, RowRange part) {
+  int32_t most = 0;
+  for (const SequenceRows& sequence : rows.sequences) most = std::max(most, common(sequence.rows, part).size());
+  return most;
+}
+
+void write_row_tables(const Rows& rows, std::vector<int32_t>& contents) {
+  const auto [n, sequences, pages] = counts_of(rows);
+  contents.assign(4 * n + 3 * sequences + 1 + sequences * pages, 0);
+  int32_t* at = contents.data();
+  static_assert(sizeof(RowRange) == 2 * sizeof(int32_t));
+  if (rows.visible.size() >= n && n > 0) std::memcpy(at, rows.visible.data(), n * sizeof(RowRange));
+  at += 2 * n;
+  if (rows.kv_index.size() >= n) std::copy_n(rows.kv_index.begin(), n, at);
+  at += n;
+  for (size_t s = 0; s < sequences; ++s)
+    std::fill(at + rows.sequences[s].rows.begin, at + rows.sequences[s].rows.end, static_cast<int32_t>(s));
+  at += n;
+  for (size_t s = 0; s < sequences; ++s) *at++ = rows.sequences[s].rows.begin;
+  *at++ = static_cast<int32_t>(n);
+  for (const SequenceRows& sequence : rows.sequences) *at++ = sequence.state_from;
+  for (const SequenceRows& sequence : rows.sequences) *at++ = sequence.state_to;
+  for (const SequenceRows& sequence : rows.sequences) {
+    std::copy(sequence.pages.begin(), sequence.pages.end(), at);
+    at += pages;
+  }
+}
+
+RowTables row_tables_at(const Rows& rows, CUdeviceptr address) {
+  const auto [n, sequences, pages] = counts_of(rows);
+  const auto* at = reinterpret_cast<const int32_t*>(address);
+  RowTables tables;
+  tables.rows = static_cast<int32_t>(n);
+  tables.sequences = static_cast<int32_t>(sequences);
+  tables.most_pages = static_cast<int32_t>(pages);
+  tables.visible = at;
+  tables.kv_index = at + 2 * n;
+  tables.sequence = at + 3 * n;
+  tables.first_row = at + 4 * n;
+  tables.state_from = tables.first_row + sequences + 1;
+  tables.state_to = tables.state_from + sequences;
+  tables.page_table = tables.state_to + sequences;
+  return tables;
+}
+
+}  // namespace v100::cuda

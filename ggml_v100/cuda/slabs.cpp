@@ -1,0 +1,38 @@
+#include "cuda/slabs.h"
+
+namespace v100::cuda {
+
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr size_t kSlabBytes = size_t{32} << 20;
+constexpr size_t kLargeBytes = size_t{16} << 20;  // from here on memory of its own
+
+struct Owned {
+  std::shared_ptr<const Launches> launches;  // outlives the memory
+  DeviceMemory memory;
+};
+
+}  // namespace
+
+std::shared_ptr<std::byte> allocate_on(std::shared_ptr<const Launches> launches, size_t bytes) {
+  const Device& device = launches->device();
+  const auto owned = std::make_shared<Owned>(Owned{std::move(launches), DeviceMemory(device, bytes)});
+  return {owned, reinterpret_cast<std::byte*>(owned->memory.address())};
+}
+
+std::shared_ptr<std::byte> Slabs::allocate(size_t bytes) {
+  bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  if (bytes >= kLargeBytes) return allocate_on(launches_, bytes);
+  const std::lock_guard lock(mutex_);
+  if (slab_ == nullptr || bytes > slab_bytes_ - used_) {
+    slab_ = allocate_on(launches_, kSlabBytes);
+    slab_bytes_ = kSlabBytes;
+    used_ = 0;
+  }
+  std::byte* part = slab_.get() + used_;
+  used_ += bytes;
+  return {slab_, part};
+}
+
+}  // namespace v100::cuda

@@ -117,7 +117,7 @@ def run_experts(
     columns = 2 if gated or groups.rows_of_item > 8 else 1
     of_features = -(-first.out_features // 32)
     device.kernel(f"linear_{first.type_name.lower()}", f"{'gated_' if gated else ''}rows{groups.rows_of_item}")(
-        (of_features if gated else -(-of_features // columns), groups.most_items), 256 * columns, "LinearParams",
+        (of_features if gated else -(-of_features // columns), groups.most_items), THREADS, "LinearParams",
         panel=panel, row_scale=row_scale, in_features=first.in_features, jobs=len(stacks), tiles=of_features,
         activation=activation or 0, items=groups.items, order=groups.order, job=_jobs(stacks, y),
     )  # fmt: skip

@@ -3,16 +3,17 @@
 // Shapes    W [N, K] as records (codecs.cuh), x as f16 panels (PanelParams), y [rows, N] f32; several W of one type and K in
 //           one launch (jobs). CODEC is a macro of the unit. Of experts: a block has an item (ExpertItem), up to as many rows
 //           of one expert as the kernel's name says; an item without rows is left at once.
-// Layout    A warp owns 32 output features (a tile) and every eighth part of K, in whole blocks; the 8 warps of a tile are
-//           summed through shared memory. A unit of 32 k is 2 x 4 instructions per 8 rows. Kernels with two tiles per block
-//           share the activations through L1; `gated` puts gate and up side by side.
+// Layout    A warp has one or two tiles of 32 output features and every eighth part of K, in whole blocks; a block's 8 warps are
+//           the parts of its tiles, summed through shared memory. A unit of 32 k is 2 x 4 instructions per tile and 8 rows.
+//           Two tiles, neighbours or of gate and up, take the activations from L1 once. Launch: linear_shape.h.
 // Bound     DRAM: N * K / block * block_bytes. Per unit and warp Q8_0 moves 1088 B = 592 cycles of a sub-partition's share
 //           of 900 GB/s at 1.53 GHz; the tensor cores need 64 cycles per 8 rows, so up to 64 rows fit.
-// Budget    rows8              256 threads, <= 80 registers, 8208 B shared
-// Budget    gated_rows8        512 threads, <= 96 registers, 16416 B shared
-// Budget    rows64             512 threads, <= 128 registers, 16416 B shared, <= 64 B stack
-// Budget    gated_rows64       512 threads, <= 128 registers, 16416 B shared, <= 64 B stack
-// Budget    *                  512 threads, <= 128 registers, 16416 B shared
+// Budget    rows8              256 threads, <= 80 registers, 8224 B shared, <= 8 B stack
+// Budget    rows32             256 threads, <= 172 registers, 16424 B shared, <= 112 B stack
+// Budget    gated_rows32       256 threads, <= 172 registers, 16424 B shared, <= 112 B stack
+// Budget    rows64             256 threads, <= 255 registers, 16424 B shared, <= 136 B stack
+// Budget    gated_rows64       256 threads, <= 255 registers, 16424 B shared, <= 136 B stack
+// Budget    *                  256 threads, <= 128 registers, 16424 B shared, <= 24 B stack
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
 #include "codecs.cuh"

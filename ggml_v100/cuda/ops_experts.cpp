@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cuda/kernels/linear_shape.h"
 #include "cuda/ops.h"
 
 namespace v100::cuda {
@@ -119,10 +120,10 @@ void CudaOps::run_expert_records(Tensor x, const Groups& groups, std::span<const
     params.job[i].out_features = y.features;
     params.job[i].experts = expert_table(*weights[i]);
   }
-  const int32_t columns = activation || tiles > 1 ? 2 : 1;  // groups of 8 warps in a block
-  const int32_t blocks = activation ? params.tiles : (params.tiles + columns - 1) / columns;
+  const int32_t block_tiles = activation ? 1 : linear_tiles(groups.item_rows);
+  const int32_t blocks = (params.tiles + block_tiles - 1) / block_tiles;
   launch("linear_" + std::string(codec.unit), (activation ? "gated_rows" : "rows") + std::to_string(groups.item_rows),
-         rows_grid(blocks, groups.most_items), static_cast<uint32_t>(columns) * kThreads, params);
+         rows_grid(blocks, groups.most_items), kLinearThreads, params);
 }
 
 void CudaOps::run_expert_floats(Tensor x, const Groups& groups, const ExpertLinear& w, int32_t slots_per_row,

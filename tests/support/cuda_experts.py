@@ -135,7 +135,7 @@ def prepare_experts(
     if tile is None:
         columns = 2 if gated or rows_of_item > 8 else 1
         multiply = device.kernel(f"linear_{first.type_name.lower()}", f"{prefix}rows{rows_of_item}")
-        blocks, threads = tiles if gated else -(-tiles // columns), 256 * columns
+        blocks, threads = tiles if gated else -(-tiles // columns), THREADS
     else:
         rows, features, threads = PROMPT_TILES[tile]
         assert rows == rows_of_item, (tile, rows_of_item)

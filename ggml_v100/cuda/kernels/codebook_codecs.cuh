@@ -89,8 +89,8 @@ __device__ __forceinline__ uint32_t spread_seven(uint32_t fields, uint32_t rest)
 constexpr uint32_t kIq2Plus = 0x80ab9988u, kIq2Minus = 0x80556778u;  // by digit; the fourth is not used
 
 // IQ2_XXS: d [f16], then of each unit 4 indices [bytes] and a word: four times 7 signs, a scale.
-struct IQ2_XXS {
-  static constexpr int kValues = 256, kBytes = 66, kUnits = 8;
+struct IQ2_XXS : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 66, kUnits = 8, kHeadBytes = 64, kUnitBytes = 256;
   struct Header {
     uint32_t d;
   };
@@ -100,9 +100,7 @@ struct IQ2_XXS {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    return {stream_8(record + 64 + 256 * unit + 8 * lane)};
-  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) { return {stream_8(at + 8 * lane)}; }
   template <int g>
   static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int, uint32_t (&w)[8]) {
     const uint32_t signs = even_signs(unit.word.y);
@@ -116,16 +114,16 @@ struct IQ2_XXS {
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u) {
       const uint32_t word = get_4(block + 6 + 8 * u);
-      put_4(record + 64 + 256 * u + 8 * lane, get_4(block + 2 + 8 * u));
-      put_4(record + 68 + 256 * u + 8 * lane, spread_seven(word, word >> 28));
+      put_4(record + kHeadBytes + kUnitBytes * u + 8 * lane, get_4(block + 2 + 8 * u));
+      put_4(record + kHeadBytes + kUnitBytes * u + 4 + 8 * lane, spread_seven(word, word >> 28));
     }
     put_2(record + 2 * lane, get_2(block));
   }
 };
 
 // IQ2_XS: d, 32 words of a 9-bit index and 7 signs, 8 bytes of two scales, of 16 values each.
-struct IQ2_XS {
-  static constexpr int kValues = 256, kBytes = 74, kUnits = 8, kUnitBytes = 288;
+struct IQ2_XS : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 74, kUnits = 8, kHeadBytes = 64, kUnitBytes = 288;
   struct Header {
     uint32_t d;
   };
@@ -136,8 +134,7 @@ struct IQ2_XS {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 64 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_8(at + 8 * lane), stream_1(at + 256 + lane)};
   }
   template <int g>
@@ -160,7 +157,7 @@ struct IQ2_XS {
         upper |= (word >> 8 & 1u) << l;
         fields |= word >> 9 << 7 * l;
       }
-      uint8_t* at = record + 64 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_4(at + 8 * lane, indices);
       put_4(at + 4 + 8 * lane, spread_seven(fields, upper));
       at[256 + lane] = block[66 + u];
@@ -170,8 +167,8 @@ struct IQ2_XS {
 };
 
 // IQ2_S: d, 32 indices [bytes], 32 bytes of eight signs, 8 bytes of the indices' upper two bits, 8 bytes of two scales.
-struct IQ2_S {
-  static constexpr int kValues = 256, kBytes = 82, kUnits = 8, kUnitBytes = 320;
+struct IQ2_S : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 82, kUnits = 8, kHeadBytes = 64, kUnitBytes = 320;
   struct Header {
     uint32_t d;
   };
@@ -182,8 +179,7 @@ struct IQ2_S {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 64 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_8(at + 8 * lane), stream_2(at + 256 + 2 * lane)};
   }
   template <int g>
@@ -198,7 +194,7 @@ struct IQ2_S {
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u) {
-      uint8_t* at = record + 64 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_4(at + 8 * lane, get_4(block + 2 + 4 * u));
       put_4(at + 4 + 8 * lane, spread_signs(get_4(block + 34 + 4 * u)));
       at[256 + 2 * lane] = block[66 + u];
@@ -217,8 +213,8 @@ __device__ __forceinline__ LevelTable iq3_xxs_levels() {
 __device__ __forceinline__ LevelTable iq3_s_levels() { return {{0x87858381u, 0x8f8d8b89u, 0x797b7d7fu, 0x71737577u}}; }
 
 // IQ3_XXS: d, 64 indices [bytes], then a word of each unit: four times 7 signs, a scale. Value d * (2 s + 1) / 4 * level.
-struct IQ3_XXS {
-  static constexpr int kValues = 256, kBytes = 98, kUnits = 8, kUnitBytes = 384;
+struct IQ3_XXS : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 98, kUnits = 8, kHeadBytes = 64, kUnitBytes = 384;
   struct Header {
     uint32_t d;
   };
@@ -229,8 +225,7 @@ struct IQ3_XXS {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 64 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_8(at + 8 * lane), stream_4(at + 256 + 4 * lane)};
   }
   template <int g>
@@ -248,7 +243,7 @@ struct IQ3_XXS {
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u) {
-      uint8_t* at = record + 64 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       const uint32_t word = get_4(block + 66 + 4 * u);
       put_4(at + 8 * lane, get_4(block + 2 + 8 * u));
       put_4(at + 4 + 8 * lane, get_4(block + 6 + 8 * u));
@@ -260,8 +255,8 @@ struct IQ3_XXS {
 
 // IQ3_S: d, 64 indices [bytes], 8 bytes of their upper bits, 32 bytes of eight signs, 4 bytes of two units' scales. Value
 // d * (2 s + 1) * level.
-struct IQ3_S {
-  static constexpr int kValues = 256, kBytes = 110, kUnits = 8, kUnitBytes = 416;
+struct IQ3_S : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 110, kUnits = 8, kHeadBytes = 192, kUnitBytes = 416;
   struct Header {
     uint32_t d;
     uint32_t scales;  // a nibble per unit
@@ -274,8 +269,7 @@ struct IQ3_S {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane), stream_4(record + 64 + 4 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 192 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_8(at + 8 * lane), stream_4(at + 256 + 4 * lane), stream_1(at + 384 + lane)};
   }
   template <int g>
@@ -293,7 +287,7 @@ struct IQ3_S {
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u) {
-      uint8_t* at = record + 192 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_4(at + 8 * lane, get_4(block + 2 + 8 * u));
       put_4(at + 4 + 8 * lane, get_4(block + 6 + 8 * u));
       put_4(at + 256 + 4 * lane, spread_signs(get_4(block + 74 + 4 * u)));
@@ -309,8 +303,8 @@ struct IQ3_S {
 constexpr uint32_t kIq1Up = 0x80898179u, kIq1Down = 0x80877f77u;  // by digit; the fourth is not used
 
 // IQ1_S: d, 32 indices [bytes], of each unit 2 bytes: four times three upper bits of an index, a scale of 3 bits, a shift.
-struct IQ1_S {
-  static constexpr int kValues = 256, kBytes = 50, kUnits = 8, kUnitBytes = 192;
+struct IQ1_S : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 50, kUnits = 8, kHeadBytes = 64, kUnitBytes = 192;
   struct Header {
     uint32_t d;
   };
@@ -320,8 +314,7 @@ struct IQ1_S {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 64 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_4(at + 4 * lane), stream_2(at + 128 + 2 * lane)};
   }
   template <int g>
@@ -336,7 +329,7 @@ struct IQ1_S {
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u) {
-      uint8_t* at = record + 64 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_4(at + 4 * lane, get_4(block + 2 + 4 * u));
       put_2(at + 128 + 2 * lane, get_2(block + 34 + 2 * u));
     }
@@ -346,8 +339,8 @@ struct IQ1_S {
 
 // IQ1_M: 32 indices [bytes], of each row a nibble: three upper bits of its index, its shift; then 4 halves of four scales of 3
 // bits and 4 bits of d [f16].
-struct IQ1_M {
-  static constexpr int kValues = 256, kBytes = 56, kUnits = 8, kUnitBytes = 192;
+struct IQ1_M : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 56, kUnits = 8, kHeadBytes = 256, kUnitBytes = 192;
   struct Header {
     uint32_t d;
     uint32_t scales;  // of units 0 to 4 at bit 6 u: 3 bits per half
@@ -359,8 +352,7 @@ struct IQ1_M {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane), stream_4(record + 64 + 4 * lane), stream_2(record + 192 + 2 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 256 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_4(at + 4 * lane), stream_2(at + 128 + 2 * lane)};
   }
   template <int g>
@@ -377,7 +369,7 @@ struct IQ1_M {
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u) {
-      uint8_t* at = record + 256 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_4(at + 4 * lane, get_4(block + 4 * u));
       put_2(at + 128 + 2 * lane, get_2(block + 32 + 2 * u));
     }

@@ -66,7 +66,7 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
   const int my_job = kGated ? warp % 2 : job_of(p, my_tile);
   constexpr int64_t kRecord = 32 * Codec::kBytes;
   const uint8_t* weight = of_experts ? p.job[my_job].experts[item.expert].weight : p.job[my_job].weight;
-  const uint8_t* record = weight + (my_tile - p.job[my_job].first_tile) * (p.in_features / Codec::kValues * kRecord);
+  const uint8_t* at = weight + (my_tile - p.job[my_job].first_tile) * (p.in_features / Codec::kValues * kRecord);
   const uint4* input = reinterpret_cast<const uint4*>(p.panel) + first_row;
   if (of_experts) input += static_cast<int64_t>(blockIdx.y) * (p.in_features / 8) * Shape::kRows;
 
@@ -75,9 +75,12 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
   uint4 rows[Shape::kInputs];
   const auto load = [&](int step) {
     const int index = step % Codec::kUnits;
-    if (index == 0) header = Codec::load_header(record, lane);
-    unit = Codec::load_unit(record, index, lane);
-    if (index == Codec::kUnits - 1) record += kRecord;
+    if (index == 0) {
+      header = Codec::load_header(at, lane);
+      at += Codec::kHeadBytes;
+    }
+    unit = Codec::load_unit(at, lane);
+    at += Codec::kUnitBytes;
 #pragma unroll
     for (int i = 0; i < Shape::kInputs; ++i) {
       const int chunk = static_cast<int>(threadIdx.x) + i * Shape::kThreads;
@@ -89,12 +92,15 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
 #pragma unroll
     for (int i = 0; i < Shape::kInputs; ++i) to[static_cast<int>(threadIdx.x) + i * Shape::kThreads] = rows[i];
     to += kOctets * Shape::kRows + 32 * warp + lane;
+    const int index = step % Codec::kUnits;
+    if (index == 0) Codec::begin_block(header);
     for_each<2>([&]<int g>() {
       uint32_t w[8];
-      Codec::template decode<g>(header, unit, step % Codec::kUnits, w);
+      Codec::template decode<g>(header, unit, index, w);
       to[2 * g * Shape::kColumns] = make_uint4(w[0], w[1], w[2], w[3]);
       to[(2 * g + 1) * Shape::kColumns] = make_uint4(w[4], w[5], w[6], w[7]);
     });
+    Codec::end_unit(header, index);
   };
 
   const int warp_row = warp / Shape::kColumnWarps * Shape::kWarpRows,

@@ -49,8 +49,8 @@ def random_stack(device: Device, type_name: str, out_features: int, in_features:
 
 def kernel_for(slots: int) -> tuple[int, str | None]:
     """Rows of an item, and the tile of the kernels of prompts or None for those that stream (docs/kernels.md)."""
-    if slots > 32 * EXPERTS:
-        return (128, "wide") if slots > 96 * EXPERTS else (64, "narrow")
+    if slots > 48 * EXPERTS:
+        return (64, "narrow") if slots <= 192 * EXPERTS else (128, "wide")
     return next((size for size in (8, 16, 32) if size * EXPERTS >= 2 * slots), 64), None
 
 

@@ -4,7 +4,7 @@
 //           BF16 becomes F16, times a power of two; largest_BF16 finds which (bf16_exponent in params.h).
 // Bound     Uncoalesced bytes through L1, about a tenth of DRAM's rate: far above what a disk or PCIe delivers.
 // Budget    largest_BF16       256 threads, <= 40 registers, 32 B shared
-// Budget    *                  256 threads, <= 64 registers
+// Budget    *                  256 threads, <= 64 registers, <= 16 B stack
 // Numerics  Codes and scales as they are. BF16: exact down to 2^-31 of the matrix's largest value, then to f16, nearest even.
 #include "codebook_codecs.cuh"
 

@@ -59,7 +59,7 @@ struct KvQ4_0 {
   template <int octet>
   __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
     const uint32_t word = octet == 0 ? load[0].x : octet == 1 ? load[0].y : octet == 2 ? load[0].z : load[0].w;
-    for_each<4>([&]<int pair>() { w[pair] = as_bits(pair_of_nibbles<pair, 8>(word)); });
+    for_each<4>([&]<int pair>() { w[pair] = as_bits(pair_of_nibbles<pair, 8>(word, 0)); });
   }
 };
 

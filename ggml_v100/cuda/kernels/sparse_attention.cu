@@ -294,7 +294,7 @@ struct SparseAttention {
     } else if constexpr (Strip::kType == kKvQ8_0) {
       KvQ8_0::decode_word(codes.x, w[0], w[1]);
     } else {
-      w[0] = as_bits(pair_of_nibbles<0, 8>(codes.x)), w[1] = as_bits(pair_of_nibbles<1, 8>(codes.x));
+      w[0] = as_bits(pair_of_nibbles<0, 8>(codes.x, 0)), w[1] = as_bits(pair_of_nibbles<1, 8>(codes.x, 0));
     }
   }
 

@@ -39,9 +39,9 @@ from support.tiny_models import write_tiny_model
 from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 UNITS = (
-    "rows", "row_moves", "streams", "block_conv", "panel", "repack", "kv_append", "block_index", "sparse_attention",
-    "delta_net", "causal_conv", "routing", "attention_decode_64", "attention_prompt_64", "linear_f32",
-    "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
+    "rows", "rows_panel", "row_moves", "streams", "block_conv", "panel", "repack", "kv_append", "block_index",
+    "sparse_attention", "delta_net", "causal_conv", "routing", "attention_decode_64", "attention_prompt_64",
+    "linear_f32", "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -62,7 +62,7 @@ struct KvQ4_0 {
   template <int octet>
   __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
     const uint32_t word = octet == 0 ? load[0].x : octet == 1 ? load[0].y : octet == 2 ? load[0].z : load[0].w;
-    for_each<4>([&]<int pair>() { w[pair] = as_bits(pair_of_nibbles<pair, 8>(word)); });
+    for_each<4>([&]<int pair>() { w[pair] = as_bits(pair_of_nibbles<pair, 8>(word, 0)); });
   }
 };
 
@@ -77,8 +77,7 @@ struct KvCounted {
     const uint32_t word = octet == 0 ? load[0].x : octet == 1 ? load[0].y : octet == 2 ? load[0].z : load[0].w;
     for_each<4>([&]<int pair>() {
       const uint32_t turned = rotate_right(fifth, octet + 8 * (pair / 2));
-      w[pair] =
-          as_bits(pair_of_nibbles<pair, 0>(word, kMagic | (turned & (pair % 2 == 0 ? 0x00100010u : 0x01000100u))));
+      w[pair] = as_bits(pair_of_nibbles<pair, 0>(word, turned & (pair % 2 == 0 ? 0x00100010u : 0x01000100u)));
     });
   }
   __device__ __forceinline__ void load_fifth(const uint8_t* from, int owner, int32_t type) {

@@ -44,9 +44,18 @@ __device__ __forceinline__ __half2 integer_twice(uint32_t value) {
 }
 __device__ __forceinline__ uint32_t rotate_right(uint32_t word, int by) { return __funnelshift_r(word, word, by); }
 
-// Pair p (0..3) of a word of eight 4-bit codes, minus offset. `base` is kMagic and extra bits at 4.. (even p) or 8.. (odd p).
+// Pair p (0..3) of a word of eight 4-bit codes, with `extra` bits already at 4.. (even p) or 8.. (odd p), minus offset.
 template <int p, int kOffset>
-__device__ __forceinline__ __half2 pair_of_nibbles(uint32_t word, uint32_t base = kMagic) {
+__device__ __forceinline__ __half2 pair_of_nibbles(uint32_t word, uint32_t extra) {
+  const uint32_t shifted = p >= 2 ? word >> 8 : word;
+  if (p % 2 == 0)
+    return __hsub2(as_half2((shifted & 0x000f000fu) | kMagic | extra), __float2half2_rn(1024.0f + kOffset));
+  return __hfma2(as_half2((shifted & 0x00f000f0u) | kMagic | extra), __float2half2_rn(0.0625f),
+                 __float2half2_rn(-(64.0f + kOffset)));
+}
+// The same with `base`, kMagic and the extra bits: an instruction less, for a register that keeps kMagic.
+template <int p, int kOffset>
+__device__ __forceinline__ __half2 pair_over(uint32_t word, uint32_t base) {
   const uint32_t shifted = p >= 2 ? word >> 8 : word;
   if (p % 2 == 0) return __hsub2(as_half2(and_or<0x000f000fu>(shifted, base)), __float2half2_rn(1024.0f + kOffset));
   return __hfma2(as_half2(and_or<0x00f000f0u>(shifted, base)), __float2half2_rn(0.0625f),
@@ -189,7 +198,7 @@ struct SmallBlocks : SteadyHeader {
       constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
       const uint32_t turned = rotate_right(unit.fifth, j + 8 * q);
       const uint32_t base = kFifthBit ? and_or<(p % 2 == 0 ? 0x00100010u : 0x01000100u)>(turned, kMagic) : kMagic;
-      const __half2 code = pair_of_nibbles<p % 4, kOffset>(words[p / 4], base);
+      const __half2 code = pair_over<p % 4, kOffset>(words[p / 4], base);
       w[p] = as_bits(kMinimum ? __hfma2(code, d, m) : __hmul2(code, d));
     });
   }
@@ -464,19 +473,25 @@ struct KBlocks {
       constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
       const uint32_t turned = rotate_right(unit.fifth, j + 8 * q);
       const uint32_t base = kFifthBit ? and_or<(p % 2 == 0 ? 0x00100010u : 0x01000100u)>(turned, kMagic) : kMagic;
-      w[p] = as_bits(__hfma2(pair_of_nibbles<p % 4, 0>(words[p / 4], base), d, m));
+      w[p] = as_bits(__hfma2(pair_over<p % 4, 0>(words[p / 4], base), d, m));
     });
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     const uint8_t* packed = block + 4;
     const uint8_t* high = block + 16;
     const uint8_t* codes = block + (kFifthBit ? 48 : 16);
-    uint32_t six[4] = {0, 0, 0, 0};
-    for (int u = 0; u < 8; ++u) {
+    const auto scale_and_min = [&](int u) {
       const int i = u % 4;
       const uint32_t scale = u < 4 ? packed[i] & 63u : (packed[i + 8] & 15u) | (packed[i] >> 6) << 4;
       const uint32_t min = u < 4 ? packed[i + 4] & 63u : packed[i + 8] >> 4 | (packed[i + 4] >> 6) << 4;
-      six[u / 2] |= (scale | min << 16) << 6 * (u % 2);
+      return scale | min << 16;
+    };
+    put_4(record + 16 * lane, get_4(block));
+    const uint32_t last = scale_and_min(6) | scale_and_min(7) << 6;
+    for (int i = 0; i < 3; ++i)
+      put_4(record + 16 * lane + 4 + 4 * i,
+            scale_and_min(2 * i) | scale_and_min(2 * i + 1) << 6 | (last >> 4 * i & 0x000f000fu) << 12);
+    for (int u = 0; u < 8; ++u) {
       uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_nibbles(at + 16 * lane, [&](int k) { return static_cast<uint32_t>(codes[32 * (u / 2) + k]) >> 4 * (u % 2); });
       if (kFifthBit) {
@@ -485,8 +500,6 @@ struct KBlocks {
         put_4(at + 512 + 4 * lane, fifth);
       }
     }
-    put_4(record + 16 * lane, get_4(block));
-    for (int i = 0; i < 3; ++i) put_4(record + 16 * lane + 4 + 4 * i, six[i] | (six[3] >> 4 * i & 0x000f000fu) << 12);
   }
 };
 using Q4_K = KBlocks<false>;
@@ -518,7 +531,7 @@ struct Q6_K : SteadyHeader {
       constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
       const uint32_t turned = rotate_right(q == 0 ? unit.upper.x : unit.upper.y, 2 * (j % 2) + 8 * (j / 2));
       const uint32_t base = and_or<(p % 2 == 0 ? 0x00300030u : 0x03000300u)>(turned, kMagic);
-      w[p] = as_bits(__hmul2(pair_of_nibbles<p % 4, 32>(words[p / 4], base), d));
+      w[p] = as_bits(__hmul2(pair_over<p % 4, 32>(words[p / 4], base), d));
     });
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {

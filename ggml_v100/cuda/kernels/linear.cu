@@ -39,6 +39,7 @@ template <class Codec, int kTiles, int kColumns, int kStage>
 __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns],
                                              int blocks, int part, float (&sums)[kColumns][kTiles][8]) {
   constexpr bool kTakeTurns = kTiles < 4;
+  constexpr bool kPrefetches = kColumns * kTiles > 2 && kStage == 1 && Codec::kUnitBytes <= 1088;
   static_assert(Codec::kUnits == 1 || Codec::kUnits % (2 * kStage) == 0,
                 "two rounds lie within a block, or blocks are units");
   static_assert(kTakeTurns || kStage == 1, "the next unit takes the place of this one");
@@ -69,7 +70,14 @@ __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_
   const auto load = [&](Round& round, int first) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      if (first % Codec::kUnits == 0) at[c] += Codec::kHeadBytes;
+      // The bytes of a unit after the one that is loaded here: what is between this head and those of the next unit, too.
+      const bool has_more = kPrefetches && first + 2 < end;
+      const int ahead = lane * (Codec::kUnitBytes / 32) + Codec::kUnitBytes;
+      if (first % Codec::kUnits == 0) {
+        if (has_more && Codec::kHeadBytes > 0) prefetch(at[c] + ahead);
+        at[c] += Codec::kHeadBytes;
+      }
+      if (has_more) prefetch(at[c] + ahead);
 #pragma unroll
       for (int i = 0; i < kStage; ++i)
         if (Codec::kUnits > 1 || i == 0 || first + i < end)

@@ -303,8 +303,8 @@ struct SparseAttention {
       KvQ8_0::decode_word(codes.x, w[0], w[1]);
     } else {
       constexpr int kOffset = Strip::kHasMinimum ? 0 : 8;
-      w[0] = as_bits(pair_of_nibbles<0, kOffset>(codes.x, kMagic | (codes.y & 0x00100010u)));
-      w[1] = as_bits(pair_of_nibbles<1, kOffset>(codes.x, kMagic | (codes.y & 0x01000100u)));
+      w[0] = as_bits(pair_of_nibbles<0, kOffset>(codes.x, codes.y & 0x00100010u));
+      w[1] = as_bits(pair_of_nibbles<1, kOffset>(codes.x, codes.y & 0x01000100u));
     }
   }
 

@@ -173,13 +173,15 @@ def test_prompts_of_experts_have_the_bits_of_prompts_of_one_matrix(device: Devic
     up = pack_stack(device, type_name, [*matrices[experts:-1], None], features)
     x = (source.standard_normal((150, features)) * 0.1).astype(np.float32)
     expert = routing(150, used, experts, source)
-    expert[:140, 0] = 2
-    expert[:140, 1] = 3  # elsewhere
+    expert[:140, 0] = 2  # which fills more than a tile
+    expert[:70, 1] = 3  # elsewhere
+    expert[140:] = [0, 1]
     groups = group_slots(device, expert, experts, PROMPT_TILES[tile][0])
     for stacks, activation in (([gate], None), ([gate, up], 0)):
         y = run_experts(device, device.put(x), groups, stacks, used, activation, tile).get()
         for e in range(experts):
             slots = np.flatnonzero(expert.ravel() == e)
+            assert len(slots), "every expert has some"
             weights = [stack.weights[e] for stack in stacks]
             if weights[0] is None:
                 assert not y[slots].any()

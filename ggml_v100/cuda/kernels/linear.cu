@@ -39,7 +39,7 @@ template <class Codec, int kTiles, int kColumns, int kStage>
 __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns],
                                              int blocks, int part, float (&sums)[kColumns][kTiles][8]) {
   constexpr bool kTakeTurns = kTiles < 4;
-  constexpr bool kPrefetches = kColumns * kTiles > 2 && kStage == 1 && Codec::kUnitBytes <= 1088;
+  constexpr bool kPrefetches = Codec::kUnits > 1 && kColumns > 1 && kTiles > 1;  // measured: it pays for these
   static_assert(Codec::kUnits == 1 || Codec::kUnits % (2 * kStage) == 0,
                 "two rounds lie within a block, or blocks are units");
   static_assert(kTakeTurns || kStage == 1, "the next unit takes the place of this one");

@@ -23,7 +23,7 @@ QuantType cache_type(const std::string& name) {
 
 // The widest moments of a forward pass: a layer's attention, or its feed-forward, beside the residual stream and its norm;
 // after the layers the logits. Values of f32, and a quarter more for what operations need inside. On CPUs ubatches of 512
-// rows took 0.8 to 1.0 times as much (shapes of Qwen3.8-27B, Qwen3.5-35B-A3B, SmolLM2).
+// rows took 0.8 to 0.9 times as much (shapes of Qwen3.8-27B, Qwen3.5-35B-A3B, SmolLM2).
 size_t compute_bytes(const TextModel& text, int64_t n_ubatch, int64_t n_outputs) {
   const Hyperparameters& hp = text.hyperparameters();
   int64_t widest = 0;

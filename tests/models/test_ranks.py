@@ -365,6 +365,17 @@ def test_a_state_is_refused_by_another_split(hybrid_path: Path, split_model: Mod
     model.close()
 
 
+def test_a_state_is_taken_where_other_shares_give_each_rank_the_same_layers(hybrid_path: Path) -> None:
+    tokens = random_tokens(20, seed=26)
+    models = [Model(hybrid_path, devices=cpus(2), tensor_split=shares) for shares in ((1, 1), (5001, 4999))]
+    engines = [Engine(model, n_ctx=512) for model in models]
+    engines[0].decode(tokens)
+    engines[1].load_sequence(0, engines[0].save_sequence(0))
+    for engine in engines:
+        engine.decode([7], [0], [True])
+    assert_same_bits(engines[1].logits(), engines[0].logits(), "the state of another share")
+
+
 def test_ranks_share_weights_and_caches_out(hybrid_path: Path) -> None:
     whole = Model(hybrid_path)
     for n_ranks, surplus in ((2, 1.15), (4, 1.3)):  # routers and norms are everywhere

@@ -36,6 +36,7 @@ KERNEL_FLAGS = (
 DRIVER_FLAGS = (
     "-std=c++20", "-O3", "-fPIC", "-fvisibility=default", "-shared", "-pthread",
     "-Wall", "-Wextra", "-Werror",
+    "-Wno-psabi",  # vectors as arguments, which do not leave the library
     "-Wno-restrict",  # of gcc 12 in the sum of two strings, where there is nothing
     "-Wl,-soname,libcuda_emulated.so.1",  # by which units find it; a real libcuda.so.1 can be loaded beside it
     "-Wl,-z,nodelete",  # its threads outlive whoever loaded it
@@ -130,7 +131,7 @@ def _digest(*parts: str | Path | Sequence[str]) -> str:
 
 def _build_driver(root: Path) -> Path:
     sources = [HERE / name for name in DRIVER_SOURCES]
-    key = _digest(_identity(), DRIVER_FLAGS, *sources, HERE / "executor.h")
+    key = _digest(_identity(), DRIVER_FLAGS, *sources, HERE / "executor.h", HERE / "launch.h")
     library = root / f"driver-{key}" / "libcuda.so.1"
     with FileLock(root / "locks" / "driver"):
         if not library.exists():

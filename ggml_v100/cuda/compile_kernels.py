@@ -99,11 +99,7 @@ class Nvrtc:
     def compile(self, unit: Unit, defines: dict[str, str]) -> Compiled:
         flags = [*COMMON_FLAGS, "--device-as-default-execution-space", f"-I{KERNELS}", f"-I{self._include}"]
         flags += [f"-D{name}={value}" for name, value in defines.items()]
-        cubin, log = self._run(unit, [*flags, "--gpu-architecture=sm_70", "--ptxas-options=-v"], "CUBIN")
-        ptx, _ = self._run(unit, [*flags, "--gpu-architecture=compute_70"], "PTX")
-        return Compiled(cubin, ptx, log)
-
-    def _run(self, unit: Unit, flags: list[str], product: str) -> tuple[bytes, str]:
+        flags += ["--gpu-architecture=sm_70", "--ptxas-options=-v"]
         library = self._library
         program = ctypes.c_void_p()
         source = unit.source.read_bytes()
@@ -114,7 +110,8 @@ class Nvrtc:
             log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
             if status != 0:
                 raise CompileError(f"{unit.name} ({unit.source.name}): {log or self._words(status)}")
-            return self._bytes(program, product), log
+            # The cubin was made from this PTX: no second compilation for compute_70 is needed.
+            return Compiled(self._bytes(program, "CUBIN"), self._bytes(program, "PTX"), log)
         finally:
             library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -178,10 +175,22 @@ def find_compiler() -> Nvrtc | Nvcc | None:
     return Nvrtc.find() or Nvcc.find()
 
 
+def _files_of(source: Path) -> list[Path]:
+    """A unit's source and the headers of ours that it includes, sorted."""
+    found, waiting = {source}, [source]
+    while waiting:
+        for name in re.findall(rb'^\s*#\s*include\s+"([^"]+)"', waiting.pop().read_bytes(), re.MULTILINE):
+            header = KERNELS / name.decode()
+            if header not in found:
+                found.add(header)
+                waiting.append(header)
+    return sorted(found)
+
+
 def _unit_key(unit: Unit, defines: dict[str, str], compiler: str) -> str:
-    # Of the unit's own source and all headers, so that one kernel's change does not compile the others.
+    # Of what the unit consists of alone, so that one kernel's change does not compile the others.
     digest = hashlib.sha256(f"{compiler} {COMMON_FLAGS} {sorted(defines.items())}".encode())
-    for path in [unit.source, *sorted(KERNELS.glob("*.cuh")), *sorted(KERNELS.glob("*.h"))]:
+    for path in _files_of(unit.source):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -18,10 +18,6 @@ constexpr size_t kStagingPiece = size_t{4} << 20, kStagingPieces = 4;
 
 }  // namespace
 
-void throw_missing(std::string_view operation) {
-  throw DeviceError("the operation '" + std::string(operation) + "' has no CUDA kernel yet");
-}
-
 CudaOps::CudaOps(std::shared_ptr<const Launches> launches, RankSeat seat)
     : launches_(std::move(launches)),
       seat_(seat),
@@ -61,6 +57,7 @@ void CudaOps::enter(const Rows&) { restart_inputs(); }
 
 void CudaOps::arena_release(size_t mark) {
   arena_.release(mark);
+  if (groups_.mark > mark) groups_ = {};
   if (mark > 0) return;
   try {  // a pass has ended; this is called by destructors
     restart_inputs();

@@ -8,8 +8,10 @@
 #include <exception>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "cuda/arena.h"
@@ -145,13 +147,37 @@ class CudaOps final : public Ops {
     Tensor y;
   };
   void run_linear(Tensor x, std::span<const Job> jobs);
-  void run_records(Tensor x, std::span<const Job> jobs);  // all of one codec
+  // All of one codec; with an activation job 0 is the gate of job 1.
+  void run_records(Tensor x, const Codec& codec, std::span<const Job> jobs, std::optional<Activation> activation);
+  void run_floats(Tensor x, std::span<const Job> jobs);
   struct Panel {
     const uint16_t* values;
     const float* row_scale;
     int32_t rows, tiles;
   };
-  Panel make_panel(Tensor x, int32_t first, int32_t rows);
+  Panel make_panel(Tensor x);
+  void launch_records(const Panel& panel, const Codec& codec, const LinearParams& params, bool is_gated);
+
+  // --- experts ---
+  struct Groups {  // slots by expert, in items of at most item_rows
+    const int32_t* expert = nullptr;
+    int32_t slots = 0, item_rows = 0, most_items = 0;
+    const int32_t* order = nullptr;
+    const ExpertItem* items = nullptr;
+    size_t mark = 0;  // of the arena, behind them
+  };
+  struct ExpertTable {
+    std::vector<std::shared_ptr<const LinearWeight>> experts;
+    std::shared_ptr<std::byte[]> memory;
+  };
+  // One entry per expert, on the device.
+  const ExpertWeight* expert_table(const ExpertLinear& w);
+  Groups group_slots(const int32_t* expert, int32_t slots, int32_t experts, int32_t item_rows);
+  void run_experts(Tensor x, const Routing& routing, const ExpertLinear& w, const ExpertLinear* up,
+                   std::optional<Activation> activation, int32_t slots_per_row, Tensor y);
+  void run_expert_records(Tensor x, const Groups& groups, std::span<const ExpertLinear* const> weights,
+                          std::optional<Activation> activation, int32_t slots_per_row, Tensor y);
+  void run_expert_floats(Tensor x, const Groups& groups, const ExpertLinear& w, int32_t slots_per_row, Tensor y);
 
   // --- attention ---
   void append_rows(Tensor k, Tensor v, const RowTables& tables, const KvCache& cache);  // k without data: only v
@@ -178,13 +204,12 @@ class CudaOps final : public Ops {
     std::vector<int32_t> contents;
     CUdeviceptr address;
   };
-  std::list<KnownTables> known_tables_;  // since the inputs were forgotten
-  std::vector<int32_t> contents_;        // scratch
-  std::exception_ptr failure_;           // of work that the end of a Scope started
+  std::list<KnownTables> known_tables_;                                 // since the inputs were forgotten
+  std::vector<int32_t> contents_;                                       // scratch
+  Groups groups_;                                                       // the last ones
+  std::unordered_map<const LinearWeight*, ExpertTable> expert_tables_;  // by the first expert that is here
+  std::exception_ptr failure_;                                          // of work that the end of a Scope started
 };
-
-// The operation has no kernel yet.
-[[noreturn]] void throw_missing(std::string_view operation);
 
 inline Grid rows_grid(int32_t rows, int32_t columns) {
   return {static_cast<uint32_t>(rows), static_cast<uint32_t>(columns)};

@@ -6,6 +6,7 @@ Parameter structs are read from `ggml_v100/cuda/kernels/params.h`: a test and a 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import struct
 import zlib
@@ -75,6 +76,17 @@ def read_archive(path: Path) -> dict[str, tuple[bytes, bytes]]:
 
     take(number()), take(number())  # key, compiler
     return {take(number()).decode(): (data(), data()) for _ in range(number())}
+
+
+def takes_emulated_device() -> bool:
+    """Whether tests run on the emulated device: without a driver, or where EMULATED_CUDA=1 asks for it."""
+    if os.environ.get("EMULATED_CUDA", "0") != "0":
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
 
 
 class CudaError(Exception):

@@ -284,6 +284,11 @@ class Worker {
     fail(who + " uses an address " + describe_address(info.si_addr));
   }
 
+  // What the running thread did breaks a rule of the language.
+  [[noreturn]] void fault(const std::string& where, const std::string& what) {
+    fail("thread " + std::to_string(current->number) + ", " + where + ": " + what);
+  }
+
   [[noreturn]] void run_thread() {
     launch_->kernel->call(launch_->parameter);
     Lane& me = *current;
@@ -602,3 +607,47 @@ std::string run(const Launch& launch) {
 }
 
 }  // namespace emulated_cuda
+
+// --- the compiler's checks ----------------------------------------------------------------------------------------------
+// Called by the units, whose flags ask for them (build.py); names and structs are the compiler's.
+
+namespace {
+
+struct SourcePlace {
+  const char* file;
+  uint32_t line, column;
+  std::string text() const { return std::string(file) + ":" + std::to_string(line); }
+};
+struct AlignmentCheck {
+  SourcePlace place;
+  const void* type;
+  unsigned char log_alignment, kind;
+};
+struct BoundsCheck {
+  SourcePlace place;
+  const void *array_type, *index_type;
+};
+struct ShiftCheck {
+  SourcePlace place;
+  const void *left_type, *right_type;
+};
+
+}  // namespace
+
+extern "C" {
+
+[[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(const AlignmentCheck* check, uintptr_t address) {
+  emulated_cuda::running->fault(check->place.text(), "an address that is " + std::to_string(address % 16) +
+                                                         " modulo 16 is not aligned to " +
+                                                         std::to_string(1u << check->log_alignment) + " bytes");
+}
+[[noreturn]] void __ubsan_handle_out_of_bounds_abort(const BoundsCheck* check, uintptr_t index) {
+  emulated_cuda::running->fault(check->place.text(),
+                                "index " + std::to_string(static_cast<intptr_t>(index)) + " is outside of its array");
+}
+[[noreturn]] void __ubsan_handle_shift_out_of_bounds_abort(const ShiftCheck* check, uintptr_t, uintptr_t by) {
+  emulated_cuda::running->fault(check->place.text(),
+                                "a shift by " + std::to_string(static_cast<intptr_t>(by)) + " bits");
+}
+
+}  // extern "C"

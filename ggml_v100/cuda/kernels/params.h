@@ -197,6 +197,25 @@ struct PanelParams {
   int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
+// The panel of what a row-wise kernel makes, rows of at most 64. Grid (8 * tiles), 256 threads.
+struct PanelOutput {
+  uint16_t* panel;   // as PanelParams::panel
+  float* row_scale;  // [8 * tiles]
+  int32_t tiles;     // 1, 2, 4 or 8
+};
+struct RmsNormPanelParams {
+  RmsNormParams norm;
+  PanelOutput out;  // of norm.y
+};
+struct NormGatePanelParams {
+  NormGateParams gate;
+  PanelOutput out;  // of gate.x
+};
+struct ApplyGatePanelParams {
+  ApplyGateParams gate;
+  PanelOutput out;  // of gate.x
+};
+
 // Weights of file layout into records (codecs.cuh).
 struct RepackParams {
   const uint8_t* rows;  // [out_features, in_features / block] blocks
@@ -323,6 +342,13 @@ struct KvAppendParams {
   int32_t rows, most_pages;
 };
 
+// Queries and keys of a layer are turned in place (norm_rope), then keys and values appended; append.k is k.x. Grid: a warp for
+// each row and query head, kv head, and 32 features (rounded up) of each kv head's values, 8 to a block of 256 threads.
+struct RotateAppendParams {
+  NormRopeParams q, k;  // of the same rows
+  KvAppendParams append;
+};
+
 // Indices first..first + rows of one sequence. The grid of kv_append.
 struct KvReadParams {
   float* k;              // [rows, kv_heads * head_dim]
@@ -432,6 +458,28 @@ struct DeltaNetParams {
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences]
   const int32_t* first_row;   // [sequences + 1]
+  int64_t slot_values;
+  int32_t key_heads, value_heads;
+  float eps;
+};
+
+// The same in chunks of tokens (delta_chunk_shape.h), for prompts.
+struct DeltaNetChunksParams {
+  const float* qkv;  // as in DeltaNetParams, and so on
+  const float* beta;
+  const float* alpha;
+  const float* a;
+  const float* dt_bias;
+  float* y;
+  float* memory;
+  const int32_t* state_from;
+  const int32_t* state_to;
+  const int32_t* first_row;
+  const int32_t* first_position;  // [sequences], of the first row in its sequence: chunks end at multiples of 64
+  const int32_t* first_chunk;     // [sequences + 1], of the launch
+  uint16_t* key_panels;           // f16, [chunks, key_heads, delta_key_panel_values]
+  uint16_t* value_panels;         // f16, [chunks, value_heads, kDeltaValuePanelValues]
+  float* factors;                 // [chunks, value_heads, kDeltaFactorValues]
   int64_t slot_values;
   int32_t key_heads, value_heads;
   float eps;

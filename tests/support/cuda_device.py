@@ -122,6 +122,8 @@ class Array:
 class Device:
     """Device 0 with its primary context. What compiled kernels it takes is up to the classes below it."""
 
+    is_emulated = False  # slow: tests may leave out combinations of what they cover singly
+
     def __init__(self, library: str) -> None:
         self.library = ctypes.CDLL(library)
         self.call("cuInit", 0)

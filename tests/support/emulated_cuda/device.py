@@ -7,6 +7,8 @@ from support.emulated_cuda.build import ensure_built
 
 
 class EmulatedDevice(Device):
+    is_emulated = True
+
     def __init__(self) -> None:
         super().__init__(str(ensure_built([]) / "libcuda.so.1"))
 

@@ -225,21 +225,25 @@ using Q5_0 = SmallBlocks<false, true>;
 using Q5_1 = SmallBlocks<true, true>;
 
 // Sixteen levels, looked up as bytes by the byte permutation: 8 entries per instruction, the code's top bit chooses between
-// two. Nibble i of word j is k = 8j + i here. Levels stand in the table plus 128.
+// two. Nibble i of word j is k = 8j + i here. Levels stand in the table plus 128 and are taken times 2^-kShift.
 struct LevelTable {
   uint32_t t[4];
 };
 
+template <int kShift = 0>
 __device__ __forceinline__ void decode_levels(const LevelTable& table, uint32_t word, __half2 d, uint32_t* w) {
-  const __half2 offset = __float2half2_rn(1152.0f);
+  const __half2 part = __float2half2_rn(1.0f / (1 << kShift)), offset = __float2half2_rn(-1152.0f / (1 << kShift));
+  const auto value = [&](uint32_t pair) {
+    return kShift == 0 ? __hadd2(as_half2(pair), offset) : __hfma2(as_half2(pair), part, offset);
+  };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t codes = half == 0 ? word : word >> 16;
     const uint32_t place = codes & 0x7777u;
     const uint32_t low = __byte_perm(table.t[0], table.t[1], place), high = __byte_perm(table.t[2], table.t[3], place);
     const uint32_t bytes = __byte_perm(low, high, 0x3210u | (codes & 0x8888u) >> 1);
-    w[2 * half] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), offset), d));
-    w[2 * half + 1] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), offset), d));
+    w[2 * half] = as_bits(__hmul2(value(__byte_perm(bytes, 0x64646464u, 0x4140)), d));
+    w[2 * half + 1] = as_bits(__hmul2(value(__byte_perm(bytes, 0x64646464u, 0x4342)), d));
   }
 }
 
@@ -298,6 +302,108 @@ struct LevelBlocks : SteadyHeader {
 };
 using IQ4_NL = LevelBlocks<false>;
 using MXFP4 = LevelBlocks<true>;
+
+// NVFP4: 4 scales [unsigned E4M3] of 16 values each, then 8 bytes of each 16: code k in the low nibble of byte k, k + 8 in the
+// high.
+struct NVFP4 : SteadyHeader {
+  static constexpr int kValues = 64, kBytes = 36, kUnits = 2, kHeadBytes = 0, kUnitBytes = 576;
+  using Header = NoHeader;
+  struct Unit {
+    uint4 codes;
+    uint32_t scales;  // a byte per half
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
+    return {stream_16(at + 16 * lane), stream_2(at + 512 + 2 * lane)};
+  }
+  // Half the scale, since the levels are doubled. Its bits are those of an f16 that is 2^7 times too small, subnormals too.
+  static __device__ __forceinline__ __half2 half_scale(uint32_t byte) {
+    const uint32_t bits = (byte & 127u) == 127u ? 0 : (byte & 127u) << 7;
+    return __hmul2(low_twice(bits), __float2half2_rn(128.0f));
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header&, const Unit& unit, int, uint32_t (&w)[8]) {
+    const __half2 d = half_scale(unit.scales >> 8 * g);
+    decode_levels(e2m1_levels(), g == 0 ? unit.codes.x : unit.codes.z, d, w);
+    decode_levels(e2m1_levels(), g == 0 ? unit.codes.y : unit.codes.w, d, w + 4);
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < 2; ++u) {
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
+      put_nibbles_in_order(at + 16 * lane, [&](int k) {
+        const uint8_t* codes = block + 4 + 16 * u + 8 * (k / 16);
+        return static_cast<uint32_t>(k % 16 < 8 ? codes[k % 8] & 15 : codes[k % 8] >> 4);
+      });
+      put_2(at + 512 + 2 * lane, get_2(block + 2 * u));
+    }
+  }
+};
+
+// Q1_0: d [f16], 16 bytes of bits: value d or, where the bit is 0, -d. On the device the bits are signs: of unit u's value k at
+// bit 15 - k / 2 of a word, at 31 - k / 2 for odd k.
+struct Q1_0 : SteadyHeader {
+  static constexpr int kValues = 128, kBytes = 18, kUnits = 4, kHeadBytes = 64, kUnitBytes = 128;
+  struct Header {
+    uint32_t d;
+  };
+  struct Unit {
+    uint32_t signs;
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_2(record + 2 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) { return {stream_4(at + 4 * lane)}; }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int, uint32_t (&w)[8]) {
+    const uint32_t d = as_bits(low_twice(header.d));
+#pragma unroll
+    for (int p = 0; p < 8; ++p) w[p] = d ^ (unit.signs << (8 * g + p) & 0x80008000u);
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < 4; ++u) {
+      const uint32_t bits = get_4(block + 2 + 4 * u);
+      uint32_t signs = 0;
+      for (int k = 0; k < 32; ++k) signs |= (~bits >> k & 1u) << (15 + 16 * (k % 2) - k / 2);
+      put_4(record + kHeadBytes + kUnitBytes * u + 4 * lane, signs);
+    }
+    put_2(record + 2 * lane, get_2(block));
+  }
+};
+
+// Codes of two bits with one scale, value d * (q - 1).
+//   Q2_0   64 values: d [f16], 16 bytes: code k at bit 2 (k % 4) of byte k / 4
+//   TQ2_0  256 values: 64 bytes: code k at bit 2 (k / 32 % 4) of byte 32 (k / 128) + k % 32; d [f16]
+template <bool kSuper>
+struct TwoBitBlocks : SteadyHeader {
+  static constexpr int kValues = kSuper ? 256 : 64, kBytes = kSuper ? 66 : 18, kUnits = kValues / 32, kHeadBytes = 64,
+                       kUnitBytes = 256;
+  struct Header {
+    uint32_t d;
+  };
+  struct Unit {
+    uint2 codes;
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_2(record + 2 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) { return {stream_8(at + 8 * lane)}; }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int, uint32_t (&w)[8]) {
+    const __half2 d = low_twice(header.d);
+    for_each<8>(
+        [&]<int p>() { w[p] = as_bits(__hmul2(pair_of_two_bits<p, 1>(g == 0 ? unit.codes.x : unit.codes.y), d)); });
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < kUnits; ++u)
+      put_two_bits(record + kHeadBytes + kUnitBytes * u + 8 * lane, [&](int k) {
+        return kSuper ? static_cast<uint32_t>(block[32 * (u / 4) + k]) >> 2 * (u % 4)
+                      : static_cast<uint32_t>(block[2 + 8 * u + k / 4]) >> 2 * (k % 4);
+      });
+    put_2(record + 2 * lane, get_2(block + (kSuper ? 64 : 0)));
+  }
+};
+using Q2_0 = TwoBitBlocks<false>;
+using TQ2_0 = TwoBitBlocks<true>;
 
 // Values as they are. BF16 becomes this when a model is loaded (repack.cu). 32 values are a block.
 struct F16 : SteadyHeader {

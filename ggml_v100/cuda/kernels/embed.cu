@@ -4,7 +4,7 @@
 // Bound     launch. A row's bytes lie 16 of every 512: twice its bytes are read.
 // Budget    embed              256 threads, <= 128 registers
 // Numerics  As the weight kernels decode (codecs.cuh): rounded to f16.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 
 namespace v100::cuda {
 

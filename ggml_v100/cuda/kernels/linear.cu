@@ -16,7 +16,7 @@
 // Budget    *                  256 threads, <= 128 registers, 16424 B shared, <= 24 B stack
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 #include "linear.cuh"
 #include "linear_shape.h"
 
@@ -239,7 +239,9 @@ __device__ __forceinline__ void linear(const LinearParams& p) {
 
 // Units of a round for 8 rows: about as many bytes in flight for every type. Wide ones leave registers for one block only.
 constexpr int kUnitBytes = CODEC::kBytes / CODEC::kUnits;
-constexpr int kStage8 = kUnitBytes >= 34 ? 1 : kUnitBytes <= (CODEC::kUnits == 1 ? 18 : 10) ? 4 : 2;
+constexpr int kMostStage = CODEC::kUnits == 1 ? 4 : CODEC::kUnits / 2;
+constexpr int kGoodStage = kUnitBytes >= 34 ? 1 : kUnitBytes <= (CODEC::kUnits == 1 ? 18 : 10) ? 4 : 2;
+constexpr int kStage8 = kGoodStage < kMostStage ? kGoodStage : kMostStage;
 constexpr int kBlocks32 = kUnitBytes >= 64 ? 1 : 2;
 
 V100_LINEAR(rows8, 8, kStage8, false, 3)

@@ -350,7 +350,7 @@ Tensor CudaOps::concatenate(Tensor x, Tensor y) {
 // --- meeting points ---
 
 void CudaOps::all_reduce(Tensor partial) {
-  if (!seat_.adds()) return;
+  if (seat_.is_alone()) return;
   changes(partial);
   seat_.beat();
   if (partial.size() % 4 == 0) {

@@ -23,7 +23,7 @@ constexpr int64_t kPatience = int64_t{1} << 35;  // cycles: some 20 seconds
 
 PeerSums::PeerSums(std::shared_ptr<const Launches> launches, RankSeat seat)
     : launches_(std::move(launches)), seat_(seat) {
-  if (!seat_.adds()) return;
+  if (seat_.is_alone()) return;
   const auto& names = seat_.group()->names();
   is_possible_ =
       static_cast<int32_t>(names.size()) <= kMostRanks &&

@@ -71,7 +71,7 @@ from pyllama.llama_values import (
     rope_scaling,
     token_or_none,
 )
-from pyllama.placement import PlacementRequest, place_model
+from pyllama.placement import PlacementRequest, explained, place_model
 from pyllama.placement_log import load_lines
 from pyllama.tokenizer import Tokenizer
 
@@ -298,8 +298,9 @@ class Llama:
         if verbose:
             for line in (*placed.lines, *load_lines(placed)):
                 logger.info("%s", line)
-        model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments)
-        with contextlib.ExitStack() as on_error:
+        with explained(placed):
+            model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments)
+        with contextlib.ExitStack() as on_error, explained(placed):
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pyllama.devices import HOST, Machine, is_host, this_machine
-from pyllama.errors import InvalidArgument
+from pyllama.errors import InvalidArgument, OutOfMemory
 
 MEBIBYTE = 1 << 20
 PAGE_TOKENS = 256
@@ -79,7 +80,7 @@ class Needs(Protocol):
 class Placed:
     """`arguments`: of `pyllama._engine.Model`. `needs`: of each rank. `lines`, `warnings`: for the log.
 
-    n_gpu_layers: of n_layer + 1, those on devices that are no CPU.
+    n_gpu_layers: of n_layer + 1, those on devices that are no CPU. advice: what to do when memory runs out.
     """
 
     arguments: dict[str, Any]
@@ -89,6 +90,16 @@ class Placed:
     needs: tuple[RankNeeds, ...]
     lines: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    advice: str = ""
+
+
+@contextmanager
+def explained(placed: Placed) -> Iterator[None]:
+    """Loads what was placed: when memory runs out, the error says what to do."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise OutOfMemory(f"{error}; {placed.advice}") from error
 
 
 def expert_overrides(n_layers: int | None, *, every_layer: bool = False) -> tuple[tuple[str, str], ...]:
@@ -158,6 +169,8 @@ def place_model(
 
         open_needs = MemoryNeeds
     machine = this_machine(with_gpus=request.looks_for_gpus)
+    if model.get("drafter") and request.devices is None and request.split_mode == "layer":
+        request = replace(request, split_mode="none")  # a DFlash drafter works beside a model on one device
     draft_memory = open_needs(draft.path) if draft is not None else None
     needs = _FileNeeds(open_needs(path, **model), dict(sizes), draft, draft_memory)
     return place(request, needs, machine, n_ctx=n_ctx, may_shrink=may_shrink, granule=granule)
@@ -255,7 +268,7 @@ class _Planner:
         if self.request.fit:
             choice = self._fitted(choice)
         found = tuple(self._measure(choice))
-        self._warn_of_shortage(choice, found)
+        advice = self._warn_of_shortage(choice, found)
         return Placed(
             arguments=self.arguments(choice),
             n_ctx=choice.n_ctx,
@@ -264,6 +277,7 @@ class _Planner:
             needs=found,
             lines=tuple(self.lines),
             warnings=tuple(self.warnings),
+            advice=advice,
         )
 
     # ---- what is asked
@@ -405,12 +419,14 @@ class _Planner:
         n = largest(0, layers + 1, lambda n: self._fits(replace(choice, n_layers=n)))
         return replace(choice, n_layers=n or 0)
 
-    def _warn_of_shortage(self, choice: _Choice, found: Sequence[RankNeeds]) -> None:
+    def _warn_of_shortage(self, choice: _Choice, found: Sequence[RankNeeds]) -> str:
+        """Returns what to do when memory runs out all the same."""
+        more_room = "--fit-target leaves more room, -c or --gpu-layers takes less"
         limited = [need for need in found if self._budget(need.device) is not None]
         if len(found) > 1:
             limited = [need for need in limited if not is_host(need.device)]
         if not limited:
-            return
+            return more_room
         used = sum(map(total, limited))
         devices = [self.machine.find(need.device) for need in limited]
         free = sum((device.total if is_host(device.name) else device.free) for device in devices if device is not None)
@@ -422,11 +438,13 @@ class _Planner:
         )
         if self._shortage(found) == 0:
             self.lines.append(f"common_fit_params: will leave {(free - used) // MEBIBYTE} MiB of free {kind} memory")
-            return
+            return f"{used // MEBIBYTE} MiB of {kind} memory were planned; {more_room}"
+        advice = self._what_would_fit(choice)
         self.warnings.append(
             f"the model may not fit: {self._shortage(found) // MEBIBYTE} MiB too much for "
-            f"{self._fullest(limited)}; {self._what_would_fit(choice)}"
+            f"{self._fullest(limited)}; {advice}"
         )
+        return advice
 
     def _fullest(self, limited: Sequence[RankNeeds]) -> str:
         return max(limited, key=lambda need: total(need) - (self._budget(need.device) or 0)).device
@@ -441,7 +459,7 @@ class _Planner:
         pages = largest(1, choice.n_ctx // PAGE_TOKENS, lambda n: self._fits(replace(choice, n_ctx=n * PAGE_TOKENS)))
         if pages:
             answers.append(f"--ctx-size {pages * PAGE_TOKENS}")
-        return f"{' or '.join(answers)} would" if answers else "no context and no number of layers would"
+        return f"{' or '.join(answers)} would fit" if answers else "no context and no number of layers would fit"
 
     def _n_on_gpus(self, choice: _Choice) -> int:
         if not self.devices or all(map(is_host, self.devices)):

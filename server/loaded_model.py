@@ -15,7 +15,7 @@ from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import InvalidArgument
 from pyllama.host_memory import MEBIBYTE, cache_budget
 from pyllama.infill_vocabulary import InfillTable
-from pyllama.placement import Placed, place_model
+from pyllama.placement import Placed, explained, place_model
 from pyllama.placement_log import load_lines
 from pyllama.server.adapters import AdapterFacts, Adapters
 from pyllama.server.embedding_tasks import EmbeddingQueue
@@ -262,7 +262,8 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     }
     placed = place_settings(settings, sizes)
     settings = replace(settings, speculation=settings.speculation.beside(placed.arguments["devices"]))
-    model = open_model(settings, placed)
+    with explained(placed):
+        model = open_model(settings, placed)
     metadata = model.metadata
     pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None
     n_ctx, n_ctx_slot = context_sizes(replace(settings, n_ctx=placed.n_ctx), model.n_ctx_train)
@@ -294,7 +295,8 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     adapters = load_adapters(model, settings.adapters)
     for index, (adapter, (_, scale)) in enumerate(zip(adapters, settings.adapters, strict=True)):
         log.info("LoRA adapter %d: '%s', scale = %g", index, adapter.path, scale)
-    engine = make_engine(model, adapters)
+    with explained(placed):
+        engine = make_engine(model, adapters)
     keeps_states = engine.needs_checkpoints and cache_bytes != 0 and settings.n_checkpoints > 0
     if engine.needs_checkpoints and not keeps_states:
         log.warning(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyllama import Llama
-from pyllama._engine import Engine, MemoryNeeds, Model
+from pyllama._engine import Engine, MemoryNeeds, Model, backend_info
 from pyllama.devices import this_machine
 from pyllama.placement import PlacementRequest, place_model
 from pyllama.placement_log import load_lines
@@ -60,6 +60,8 @@ TOKENS = np.random.default_rng(8).integers(3, 290, 70).tolist()
     ids=str,
 )
 def test_a_part_on_the_host_gives_the_logits_of_the_cpu(path: Path, placement: dict[str, Any]) -> None:
+    if missing := set(placement["devices"]) - set(backend_info()["devices"]):
+        pytest.skip(f"needs {', '.join(sorted(missing))}")
     alone, model = Model(path), Model(path, **placement)
     assert any(device.startswith("CUDA") for device in model.devices)
     expected, found = (position_logits(Engine(m, n_ctx=512), TOKENS) for m in (alone, model))
@@ -79,7 +81,7 @@ def test_a_part_on_the_host_gives_the_logits_of_the_cpu(path: Path, placement: d
 
 def test_layers_are_found_room_for_on_the_gpus_that_are_there(path: Path) -> None:
     machine = this_machine()
-    assert [gpu.name for gpu in machine.gpus][:2] == ["CUDA0", "CUDA1"]
+    assert machine.gpus[0].name == "CUDA0"
     assert all(0 < gpu.free <= gpu.total for gpu in machine.gpus)
     placed = place_model(PlacementRequest(split_mode="none"), str(path), n_ctx=512, sizes=SIZES)
     assert placed.arguments["devices"] == ("CUDA0",)

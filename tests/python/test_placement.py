@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from pyllama import placement
 from pyllama._engine import MemoryNeeds, RankNeeds
 from pyllama.devices import Device, Machine
-from pyllama.errors import InvalidArgument
+from pyllama.errors import InvalidArgument, OutOfMemory
 from pyllama.options import parse, placement_request
 from pyllama.placement import (
     MEBIBYTE,
@@ -23,6 +24,7 @@ from pyllama.placement import (
     Placed,
     PlacementRequest,
     chosen,
+    explained,
     largest,
     place,
     place_model,
@@ -190,12 +192,24 @@ def test_what_the_user_chose_stays_and_a_warning_says_what_would_fit(given: dict
     assert warning.startswith("the model may not fit: ")
     per_layer = PlainModel.LAYER + 16
     most = 1 + (8000 - MARGIN - PlainModel.OUTPUT - PlainModel.COMPUTE) // per_layer
-    assert f"for CUDA0; --gpu-layers {most} would" in warning
+    assert f"for CUDA0; --gpu-layers {most} would fit" in warning
 
 
 def test_the_largest_context_is_named_where_one_helps() -> None:
     result = placed(PlainModel(), machine(WEIGHTS + MARGIN + 24 * 20), n_ctx=32768, n_gpu_layers="all")
-    assert result.warnings[0].endswith("--gpu-layers 20 or --ctx-size 5120 would")
+    assert result.warnings[0].endswith("--gpu-layers 20 or --ctx-size 5120 would fit")
+
+
+def test_running_out_of_memory_is_told_with_what_would_fit() -> None:
+    tight = placed(PlainModel(), machine(WEIGHTS + MARGIN + 24 * 20), n_ctx=32768, n_gpu_layers="all")
+    with (
+        pytest.raises(OutOfMemory, match=r"^no 5 MiB; --gpu-layers 20 or --ctx-size 5120 would fit$"),
+        explained(tight),
+    ):
+        raise OutOfMemory("no 5 MiB")
+    roomy = placed(PlainModel(), machine(16000), n_ctx=4096)
+    with pytest.raises(OutOfMemory, match=r"MiB of device memory were planned; --fit-target leaves"), explained(roomy):
+        raise OutOfMemory("no 5 MiB")
 
 
 def test_margins_are_per_device() -> None:
@@ -244,6 +258,19 @@ def test_one_gpu_of_several_has_it_all_without_a_split() -> None:
     assert result.arguments["devices"] == ("CUDA1",)
     with pytest.raises(InvalidArgument, match="main device is 2, expected 0 to 1"):
         placed(PlainModel(), machine(2000, 16000), split_mode="none", main_gpu=2)
+
+
+def test_a_model_with_a_dflash_drafter_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "this_machine", lambda *, with_gpus: machine(16000, 16000))
+
+    def devices_with(**model: Any) -> Any:
+        result = place_model(
+            PlacementRequest(), "model.gguf", n_ctx=512, sizes={}, open_needs=lambda path, **_: PlainModel(), **model
+        )
+        return result.arguments["devices"]
+
+    assert devices_with() == ("CUDA0", "CUDA1")
+    assert devices_with(drafter="drafter.gguf") == ("CUDA0",)
 
 
 def test_the_kv_cache_is_not_left_to_the_host() -> None:

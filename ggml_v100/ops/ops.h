@@ -235,7 +235,7 @@ class Ops {
   virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;
   // act(linear(x, gate)) * linear(x, up).
   virtual Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) = 0;
-  // x += the sum of linear(y, w) over ranks, in place. One step on a device that is alone.
+  // x += linear(y, w) in place, perhaps in one step.
   virtual void add_linear(Tensor x, Tensor y, const Linear& w);
   // x = act(x) * up in place: what gated_linear makes of its two products.
   virtual void activate(Tensor x, Tensor up, Activation activation) = 0;
@@ -407,6 +407,10 @@ class Backend {
   virtual std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
                                                           const std::byte* rows, ThreadPool& pool,
                                                           float scale = 1.0f) const = 0;
+  // LinearWeight::bytes() of what pack_linear would make, without making it. As in the file, unless a backend pads.
+  virtual size_t packed_bytes(QuantType type, int32_t in_features, int32_t out_features) const {
+    return static_cast<size_t>(row_bytes(traits(type), in_features) * out_features);
+  }
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
   // threads.count is the most that set_threads may ask for. seat: where these operations meet those of other ranks.

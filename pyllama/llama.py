@@ -255,13 +255,12 @@ class Llama:
             self.model_path,
             n_threads=engine_options["n_threads"],
             kv_overrides=kv_overrides,
-            load_mtp=speculation is not None and speculation.needs_mtp,
-            drafter=speculation.drafter if speculation is not None else None,
             devices=tuple(devices or ()),
             split_mode=read_split_mode(split_mode),
             tensor_split=tuple(tensor_split or ()),
             main_gpu=main_gpu,
             tensor_overrides=tensor_overrides,
+            **(speculation.model_arguments if speculation is not None else {}),
         )
         with contextlib.ExitStack() as on_error:
             on_error.callback(model.close)

@@ -208,8 +208,7 @@ def open_model(settings: ServerSettings) -> Any:
         n_threads=settings.n_threads_batch or settings.n_threads,
         check_tensors=settings.check_tensors,
         kv_overrides=settings.kv_overrides or None,
-        load_mtp=settings.speculation.needs_mtp,
-        drafter=settings.speculation.drafter,
+        **settings.speculation.model_arguments,
         **settings.placement,
     )
 

@@ -12,6 +12,7 @@
 #include "cuda/backend.h"
 #include "model/architectures.h"
 #include "model/drafted_model.h"
+#include "model/prediction_file.h"
 #include "ops/reference.h"
 #include "quants/file_types.h"
 
@@ -32,6 +33,11 @@ uint64_t identify(const GgufFile& file, const Backend& backend, const Placement&
   if (placement.ranks() > 1) hash.add(placement.text());
   add_tensors(hash, file, kSampleBytes);
   return hash.value();
+}
+
+std::shared_ptr<const GgufFile> open_files(const ModelParams& params) {
+  auto file = GgufFile::open(params.path);
+  return params.mtp_file.empty() ? file : with_prediction_blocks(file, GgufFile::open(params.mtp_file));
 }
 
 // "135M", "1.1B": three significant digits at most, as model names are written.
@@ -62,7 +68,7 @@ void add_tensors(Fnv1a& hash, const GgufFile& file, size_t sample_bytes) {
 }
 
 LoadedModel::LoadedModel(const ModelParams& params)
-    : file_(GgufFile::open(params.path)), metadata_(file_, params.kv_overrides), placement_(params.placement) {
+    : file_(open_files(params)), metadata_(file_, params.kv_overrides), placement_(params.placement) {
   if (params.n_threads < 0)
     throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
   ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());
@@ -82,10 +88,11 @@ LoadedModel::LoadedModel(const ModelParams& params)
   }
 }
 
-// On the one device of the model. Saved sequences hold its keys and values too.
+// As a whole on the first device, which sees the residual stream of all layers. Saved sequences hold its keys and values
+// too.
 void LoadedModel::load_drafter(const ModelParams& params, ThreadPool& pool) {
-  if (placement_.ranks() > 1)
-    throw InvalidArgument("a DFlash drafter beside a model on several devices is not supported yet");
+  if (placement_.ranks() > 1 && placement_.mode() != SplitMode::tensor)
+    throw InvalidArgument("a DFlash drafter beside a model on several devices needs --split-mode tensor");
   const auto file = GgufFile::open(params.drafter);
   const Metadata metadata(file, {});
   Shard shard(placement_, 0);

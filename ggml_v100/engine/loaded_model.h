@@ -20,6 +20,7 @@ struct ModelParams {
   bool check_tensors = false;
   std::string drafter;    // path of a DFlash drafter made for the model; empty: none
   bool load_mtp = false;  // blocks of multi-token prediction, where the file has them
+  std::string mtp_file;   // path of a file that has them; empty: the model's own
   MetadataOverrides kv_overrides;
   std::string isa;  // "auto" or one of available_isas()
   PlacementParams placement;

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int32_t kMostStreamedRows = 64;
 constexpr int32_t kTileRows = 8;
+constexpr int32_t kPanelStep = 32;  // features of a record
 
 // 8-row tiles of the panel: those of the smallest streaming kernel that takes the rows, or of the kernels of prompts.
 int32_t panel_tiles(int32_t rows) {
@@ -23,7 +24,7 @@ int32_t panel_tiles(int32_t rows) {
   return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8;
 }
 
-LinearJob job_of(const Linear& layer, float* y, int32_t first_tile) {
+LinearJob job_of(const Linear& layer, float* y, int32_t first_tile, bool adds) {
   const DeviceWeight& weight = device_weight(*layer.weight);
   return {.weight = reinterpret_cast<const uint8_t*>(weight.address()),
           .bias = layer.bias.data.get(),
@@ -31,13 +32,34 @@ LinearJob job_of(const Linear& layer, float* y, int32_t first_tile) {
           .out_features = weight.out_features,
           .first_tile = first_tile,
           .scale = weight.product_scale(),
-          .adds = 0,
+          .adds = adds ? 1 : 0,
           .experts = nullptr};
 }
 
 }  // namespace
 
+void CudaOps::changes(const void* memory, size_t bytes) {
+  const CUdeviceptr begin = address_of(memory);
+  if (known_panel_ && begin < known_panel_->end && begin + bytes > known_panel_->begin) known_panel_.reset();
+}
+
+std::optional<PanelOutput> CudaOps::output_panel(Tensor x) {
+  changes(x);
+  if (x.rows == 0 || x.rows > kMostStreamedRows || x.features % kPanelStep != 0) return std::nullopt;
+  const int32_t tiles = panel_tiles(x.rows);
+  const auto padded = static_cast<size_t>(tiles * kTileRows);
+  auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
+  auto* row_scale = take<float>(padded);
+  const CUdeviceptr begin = address_of(x);
+  known_panel_ = KnownPanel{begin, begin + static_cast<size_t>(x.size()) * sizeof(float), x,
+                            Panel{values, row_scale, x.rows, tiles}, arena_.mark()};
+  return PanelOutput{values, row_scale, tiles};
+}
+
 CudaOps::Panel CudaOps::make_panel(Tensor x) {
+  if (known_panel_ && known_panel_->x.data == x.data && known_panel_->x.rows == x.rows &&
+      known_panel_->x.features == x.features)
+    return known_panel_->panel;
   const int32_t tiles = panel_tiles(x.rows);
   const auto padded = static_cast<size_t>(tiles * kTileRows);
   auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
@@ -83,7 +105,7 @@ void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> job
     params.jobs = static_cast<int32_t>(part.size());
     params.activation = activation ? static_cast<int32_t>(*activation) : 0;
     for (size_t i = 0; i < part.size(); ++i) {
-      params.job[i] = job_of(*part[i].layer, part[i].y.data, activation ? 0 : params.tiles);
+      params.job[i] = job_of(*part[i].layer, part[i].y.data, activation ? 0 : params.tiles, part[i].adds);
       if (!activation || i == 0) params.tiles += device_weight(*part[i].layer->weight).tiles();
     }
     launch_records(panel, codec, params, activation.has_value());
@@ -103,7 +125,7 @@ void CudaOps::run_floats(Tensor x, std::span<const Job> jobs) {
     params.jobs = static_cast<int32_t>(part.size());
     int32_t tiles = 0;
     for (size_t i = 0; i < part.size(); ++i) {
-      params.job[i] = job_of(*part[i].layer, part[i].y.data, tiles);
+      params.job[i] = job_of(*part[i].layer, part[i].y.data, tiles, part[i].adds);
       tiles += (params.job[i].out_features + features - 1) / features;
     }
     launch("linear_f32", is_few ? "rows8" : "rows16", rows_grid(tiles, (x.rows + rows - 1) / rows), kThreads, params);
@@ -132,6 +154,13 @@ Tensor CudaOps::linear(Tensor x, const Linear& w) {
   const Job job{&w, create(x.rows, w.weight->out_features)};
   run_linear(x, {&job, 1});
   return job.y;
+}
+
+void CudaOps::add_linear(Tensor x, Tensor y, const Linear& w) {
+  if (w.weight == nullptr) return Ops::add_linear(x, y, w);
+  changes(x);
+  const Job job{&w, x, true};
+  run_linear(y, {&job, 1});
 }
 
 void CudaOps::multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) {

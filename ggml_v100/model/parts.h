@@ -12,9 +12,10 @@ namespace v100 {
 // and values.
 struct AttentionWeights {
   int32_t heads = 0, kv_heads = 0;
-  KvShape kv;      // of the cache, types left to the engine
-  Linear q, k, v;  // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
-  Linear output;   // [H, Hq Dv], its product is a partial sum
+  KvShape kv;               // of the cache, types left to the engine
+  Linear q, k, v;           // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
+  Linear output;            // [H, Hq Dv]
+  bool is_partial = false;  // its product is a summand, the other ranks have the rest
 };
 
 // Weights with this rank's heads of a layer, no matrix loaded yet; and the rows they take in q, k, v and columns in output.
@@ -35,10 +36,10 @@ struct QueryKeyValue {
   Tensor q, k, v;  // [rows, Hq D], [rows, Hkv D], [rows, Hkv Dv]
 };
 QueryKeyValue project(Ops& ops, Tensor n, const AttentionWeights& w);
-// Appends k and v, attends over what the rows see (`seen`: the rows, perhaps with a shorter view), projects back to
-// [rows, H].
-Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLayer& kv, float scale,
-              const AttentionWeights& w);
+// Turns q and k, appends k and v, attends over what the rows see (`seen`: the rows, perhaps with a shorter view), projects
+// back to [rows, H].
+Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rotation& rotation, const Rows& seen, const KvLayer& kv,
+              float scale, const AttentionWeights& w);
 
 // The expert beside a mixture that sees every token. F: its width, this rank's part of it.
 struct SharedExpertWeights {
@@ -52,8 +53,11 @@ struct FeedForwardWeights {
   Linear gate, up, down;  // dense: [F, H], [F, H], [H, F]
   Linear router;          // mixture: [experts, H]
   ExpertLinear gates, ups, downs;
+  Linear nothing;  // gives zeros [rows, H], where no expert is here
   std::optional<SharedExpertWeights> shared;
   int32_t experts_used = 0;  // 0: dense
+  bool has_experts = false;  // this rank has some; else it needs no router
+  bool is_partial = false;   // the result is a summand, the other ranks have the rest
 };
 
 // A mixture when the hyperparameters have experts (ffn_gate_inp, ffn_*_exps; gates and ups perhaps in one
@@ -62,6 +66,8 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
 
 // [rows, H] -> [rows, H].
 Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation);
+// x += gated_feed_forward(n).
+void add_feed_forward(Ops& ops, Tensor x, Tensor n, const FeedForwardWeights& w, Activation activation);
 
 // The output matrix.
 struct OutputWeights {

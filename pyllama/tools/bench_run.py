@@ -6,6 +6,7 @@ starts.
 
 import contextlib
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from statistics import mean, stdev
 from types import TracebackType
 from typing import Any, TextIO
 
+from pyllama.devices import this_machine
 from pyllama.errors import InvalidArgument
+from pyllama.placement import PlacementRequest, chosen
 from pyllama.speculation import MOST_ROWS, SpeculationOptions
 from pyllama.thread_placement import thread_cpus
 
@@ -34,6 +37,7 @@ class ModelFacts:
     description: str
     size_bytes: int
     n_params: int
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Runner:
         self._warmup = warmup
         self._progress = progress
         self._model: Any = None
-        self._loaded: tuple[str, dict[str, Any]] | None = None  # path and placement of the model
+        self._loaded: tuple[str, PlacementRequest] | None = None  # path and placement of the model
 
     def __enter__(self) -> "Runner":
         return self
@@ -142,7 +146,8 @@ class Runner:
             opened.callback(engine.close)
             drafted = None
             if self._speculation is not None and test.n_gen:
-                drafted = DraftedGeneration(self._native, engine, model, self._speculation, arguments)
+                beside = self._speculation.beside(model.devices)
+                drafted = DraftedGeneration(self._native, engine, model, beside, arguments)
                 opened.callback(drafted.close)
             return self._measure(engine, model, test, label, drafted)
 
@@ -181,7 +186,7 @@ class Runner:
             engine.clear(0)
             if test.n_depth:
                 engine.fork(DEPTH_SEQUENCE, 0, test.n_depth)
-        facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params)
+        facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params, model.devices)
         counts = (drafted.n_drafted, drafted.n_accepted) if drafted is not None else (0, 0)
         return BenchResult(test, facts, started, tuple(samples), self._speculation, *counts)
 
@@ -192,8 +197,11 @@ class Runner:
             from pyllama.gguf.split_set import check_parts
 
             check_parts(Path(path))
+            arguments, warnings = chosen(placement, this_machine(with_gpus=placement.looks_for_gpus))
+            for warning in warnings:
+                print(f"llama-bench: {warning}", file=sys.stderr)
             drafts = self._speculation.model_arguments if self._speculation is not None else {}
-            self._model = self._native.Model(path, n_threads=test.parameters["threads"], **placement, **drafts)
+            self._model = self._native.Model(path, n_threads=test.parameters["threads"], **arguments, **drafts)
             self._loaded = (path, placement)
         return self._model
 

@@ -1,6 +1,6 @@
 """Times the weight-streaming kernels on the machine's card against its copy bandwidth, measured in the same run.
 
-    V100_KERNELS_DIR=DIR PYTHONPATH=tests python scripts/bench/cuda_linear.py [--types Q8_0 Q4_K] [--rows 1 8 16 32]
+    V100_KERNELS_DIR=DIR PYTHONPATH=tests:ggml_v100/cuda python scripts/bench/cuda_linear.py [--types Q8_0] [--rows 1 8]
 
 On cards newer than the V100 the tensor instruction is emulated and its time says nothing: compile with
 `compile_kernels.py --bench` there, which leaves it out, and read the figures as those of the loads alone.
@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
 
+from compile_kernels import MAGIC, sources_key
 from support.cuda_device import Array, Card, Device
 from support.cuda_linear import Job, Panel, Weight, make_panel, run_linear
 from support.random_blocks import TYPES, block_size
@@ -22,6 +24,25 @@ from support.random_blocks import TYPES, block_size
 SHAPES = ((17408, 5120), (5120, 17408), (248320, 5120))  # out, in: up, down and LM head of a 27B model
 COPIES_BYTES = 1 << 31  # of weights, all different addresses: no cache holds them
 REPEATS = 15
+
+
+def open_device() -> Device:
+    """The card with the kernels of V100_KERNELS_DIR; exits where those were compiled from other sources.
+
+    The fields of their parameters may then lie elsewhere, and such kernels are fast because they read little.
+    """
+    path = Path(os.environ["V100_KERNELS_DIR"]) / "kernels.archive"
+    (length,) = struct.unpack_from("<I", path.read_bytes(), len(MAGIC))
+    key = path.read_bytes()[len(MAGIC) + 4 :][:length].decode()
+    if key != sources_key():
+        raise SystemExit(f"{path} has kernels of sources {key}, the sources here are {sources_key()}")
+    return Card(path)
+
+
+def check_written(array: Array, what: str) -> None:
+    """Exits where a kernel that was timed left some of its output as it was."""
+    if (array.get().view(np.uint32) == 0xFFFFFFFF).any():
+        raise SystemExit(f"{what}: some of it was not written, the time is that of something else")
 
 
 def random_weight(device: Device, type_name: str, out_features: int, in_features: int) -> Weight:
@@ -60,7 +81,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0", "Q4_K", "Q6_K"], choices=TYPES)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 32, 64])
     arguments = parser.parse_args()
-    device = Card(Path(os.environ["V100_KERNELS_DIR"]) / "kernels.archive")
+    device = open_device()
     bandwidth = copy_bandwidth(device)
     print(f"{device.name}, {device.multiprocessors} SMs, copy {bandwidth / 1e9:.0f} GB/s")
     print("type    shape           rows      us    GB/s  of copy")

@@ -4,67 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from support.cuda_device import Array, Device
-
-EPS = 1e-6
-
-
-def first_rows(counts: list[int]) -> NDArray[np.int32]:
-    return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-
-
-class DeltaNet:
-    def __init__(self, key_heads: int, value_heads: int, head_dim: int, source: np.random.Generator) -> None:
-        self.key_heads, self.value_heads, self.head_dim = key_heads, value_heads, head_dim
-        self.a = -np.exp(source.uniform(-3, 1, value_heads)).astype(np.float32)
-        self.dt_bias = source.standard_normal(value_heads).astype(np.float32)
-
-    def run(
-        self, device: Device, inputs: tuple[NDArray[np.float32], ...], memory: Array, counts: list[int],
-        state_from: list[int], state_to: list[int],
-    ) -> NDArray[np.float32]:  # fmt: skip
-        qkv, beta, alpha = inputs
-        y = device.empty((len(qkv), self.value_heads * self.head_dim))
-        warps = self.value_heads * self.head_dim // 16
-        device.kernel("delta_net", f"delta_net_{self.head_dim}")(
-            (-(-warps // 4), len(counts)), 128, "DeltaNetParams", qkv=device.put(qkv), beta=device.put(beta),
-            alpha=device.put(alpha), a=device.put(self.a), dt_bias=device.put(self.dt_bias), y=y, memory=memory,
-            state_from=device.put(np.array(state_from, np.int32)), state_to=device.put(np.array(state_to, np.int32)),
-            first_row=device.put(first_rows(counts)), slot_values=memory.shape[1], key_heads=self.key_heads,
-            value_heads=self.value_heads, eps=EPS,
-        )  # fmt: skip
-        return y.get()
-
-    def inputs(self, rows: int, source: np.random.Generator) -> tuple[NDArray[np.float32], ...]:
-        width = (2 * self.key_heads + self.value_heads) * self.head_dim
-        shapes = ((rows, width), (rows, self.value_heads), (rows, self.value_heads))
-        return tuple(source.standard_normal(shape).astype(np.float32) for shape in shapes)
-
-    def expected(
-        self, inputs: tuple[NDArray[np.float32], ...], state: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Outputs [rows, value_heads, head_dim] and the state [value_heads, head_dim, head_dim] after the rows."""
-        qkv, beta, alpha = (values.astype(np.float64) for values in inputs)
-        n, state = self.key_heads * self.head_dim, state.copy()
-        heads = np.arange(self.value_heads) % self.key_heads
-        outputs = []
-        for row in range(len(qkv)):
-            q = qkv[row, :n].reshape(-1, self.head_dim)[heads]
-            k = qkv[row, n : 2 * n].reshape(-1, self.head_dim)[heads]
-            v = qkv[row, 2 * n :].reshape(-1, self.head_dim)
-            k = k / np.sqrt((k**2).sum(axis=1, keepdims=True) + EPS)
-            q = q / np.sqrt((q**2).sum(axis=1, keepdims=True) + EPS) * self.head_dim**-0.5
-            decay = np.exp(self.a * np.logaddexp(0, alpha[row] + self.dt_bias))[:, None]
-            delta = (v - decay * np.einsum("hij,hi->hj", state, k)) / (1 + np.exp(-beta[row]))[:, None]
-            state = decay[..., None] * state + k[:, :, None] * delta[:, None]
-            outputs.append(np.einsum("hij,hi->hj", state, q))
-        return np.array(outputs), state
-
-    def record(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The layout of a record: [head][j / 16][i][j % 16]."""
-        return state.reshape(self.value_heads, self.head_dim, -1, 16).transpose(0, 2, 1, 3).reshape(-1)
+from support.cuda_delta_net import DeltaNet, first_rows
+from support.cuda_device import Device
 
 
 @pytest.mark.parametrize("head_dim", [16, 32, 48, 64, 96, 128, 192, 256])
@@ -78,7 +20,7 @@ def test_delta_net_matches_float64(device: Device, key_heads: int, value_heads: 
     records = np.array([net.record(state) for state in states]).astype(np.float32)
     state_from, state_to = [2, -1, 0], [2, 1, 3]
     memory = device.put(records)
-    y, after = net.run(device, inputs, memory, counts, state_from, state_to), memory.get()
+    y, after = net.recurrent(device, inputs, memory, counts, state_from, state_to).run(), memory.get()
     for s, rows in enumerate(np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])):
         before = states[state_from[s]] if state_from[s] >= 0 else np.zeros_like(states[0])
         expected, state = net.expected(tuple(values[rows] for values in inputs), before)
@@ -94,11 +36,11 @@ def test_delta_net_has_the_same_bits_however_a_prompt_is_cut(device: Device) -> 
     inputs = net.inputs(70, source)
     shape = (1, 4 * 128 * 128)
     memory = device.empty(shape)
-    whole, state = net.run(device, inputs, memory, [70], [-1], [0]), memory.get()
+    whole, state = net.recurrent(device, inputs, memory, [70], [-1], [0]).run(), memory.get()
     memory, cut = device.empty(shape), []
     for begin, end in ((0, 1), (1, 34), (34, 70)):
         part = tuple(values[begin:end] for values in inputs)
-        cut.append(net.run(device, part, memory, [end - begin], [0 if begin else -1], [0]))
+        cut.append(net.recurrent(device, part, memory, [end - begin], [0 if begin else -1], [0]).run())
     assert np.array_equal(np.concatenate(cut), whole)
     assert np.array_equal(memory.get(), state)
 

@@ -15,8 +15,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyllama._engine import DraftOrder, Engine, Model, Sampler, Speculator, Work
-from pyllama.errors import InvalidArgument
+from pyllama._engine import (
+    ControlVector,
+    DraftOrder,
+    EmbeddingWork,
+    Engine,
+    HiddenPool,
+    LoraAdapter,
+    Model,
+    Sampler,
+    Speculator,
+    Work,
+)  # fmt: skip
+from pyllama.errors import InvalidArgument, OutOfMemory
+from support.adapters import random_matrices, write_adapter, write_control_vector
 from support.cuda_engine import cuda_devices
 from support.logits import assert_same_bits, greedy_tokens, log_softmax, position_logits
 from support.requantize import requantize
@@ -27,9 +39,9 @@ from support.tiny_models import write_tiny_model
 from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 UNITS = (
-    "rows", "row_moves", "streams", "block_conv", "panel", "repack", "kv_append", "block_index", "sparse_attention",
-    "delta_net", "causal_conv", "routing", "attention_decode_64", "attention_prompt_64", "linear_f32",
-    "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
+    "rows", "rows_panel", "row_moves", "streams", "block_conv", "panel", "repack", "kv_append", "block_index",
+    "sparse_attention", "delta_net", "causal_conv", "routing", "attention_decode_64", "attention_prompt_64",
+    "linear_f32", "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -208,6 +220,37 @@ def test_a_shifted_context_is_that_of_the_cpu(llama_path: Path) -> None:
     assert divergence(results[0], results[1]).mean() <= 1e-3
 
 
+def test_adapters_and_control_vectors_do_what_they_do_on_the_cpu(llama_path: Path, tmp_path: Path) -> None:
+    tokens = random_tokens(40, seed=10)
+    parts = ("attn_q.weight", "ffn_gate.weight", "ffn_down.weight", "token_embd.weight")
+    matrices = random_matrices(llama_path, lambda name: name.endswith(parts), rank=8)
+    adapter = write_adapter(tmp_path / "adapter.gguf", matrices)
+    directions = {1: np.random.default_rng(4).standard_normal(128).astype(np.float32)}
+    control = write_control_vector(tmp_path / "control.gguf", directions)
+    results = []
+    for model in (on_cpu(llama_path), Model(llama_path, devices=["CUDA0"])):
+        settings = {"adapters": [LoraAdapter(model, adapter)], "control": ControlVector(model, [(control, 0.5)])}
+        engine = Engine(model, n_ctx=512, n_seq_max=2, **settings)
+        engine.set_adapters(1, (0.7,))
+        engine.decode([*tokens, *tokens], [0] * 40 + [1] * 40, [True] * 80)
+        results.append(engine.logits())
+    assert divergence(results[0], results[1]).mean() <= 1e-3
+    assert divergence(results[0][:40], results[0][40:]).mean() > 0.1  # the adapter does something
+
+
+def test_embeddings_and_scores_are_those_of_the_cpu(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "reranker.gguf", "qwen3", n_labels=3, weight_type="f16", **WIDTHS)
+    tokens = random_tokens(90, seed=11)
+    values = []
+    for model in (on_cpu(path), Model(path, devices=["CUDA0"])):
+        pools = [HiddenPool(kind, model.n_embd) for kind in ("mean", "last", "rank")]
+        engine = Engine(model, n_ctx=1024, n_seq_max=3)
+        engine.embed([EmbeddingWork(seq_id, tokens, pool) for seq_id, pool in enumerate(pools)])
+        values.append([pool.values() for pool in pools])
+    for expected, found in zip(*values, strict=True):
+        assert np.abs(expected - found).max() <= 5e-3 * np.abs(expected).max()
+
+
 def drafted_text(engine: Engine, kind: str, prompt: list[int], n_tokens: int) -> tuple[list[int], int]:
     """A greedy text, and how many drafted tokens of it stood."""
     speculator = Speculator(engine, (kind,), draft_n_max=5)
@@ -248,7 +291,7 @@ def test_a_model_on_two_devices_or_a_device_and_a_cpu_has_the_logits_of_one(llam
         assert divergence(expected, found).mean() <= 1e-3, devices
 
 
-def test_caches_and_heads_without_kernels_are_refused_by_name(llama_path: Path, tmp_path: Path) -> None:
+def test_what_a_device_cannot_have_is_refused_by_name(llama_path: Path, tmp_path: Path) -> None:
     model = Model(llama_path, devices=["CUDA0"])
     with pytest.raises(
         InvalidArgument, match=r"a KV cache of type bf16 cannot be on a CUDA device; expected f16, q8_0"
@@ -257,5 +300,7 @@ def test_caches_and_heads_without_kernels_are_refused_by_name(llama_path: Path, 
     odd = Model(write_tiny_llama(tmp_path / "odd.gguf", head_dim=48, weight_type="f16"), devices=["CUDA0"])
     with pytest.raises(InvalidArgument, match="heads of 48 features cannot be on a CUDA device; expected 64, 80"):
         Engine(odd, n_ctx=256)
+    with pytest.raises(OutOfMemory, match=r"CUDA0: \d+ MiB of device memory asked for, \d+ MiB are free"):
+        Engine(model, n_ctx=1 << 30)
     with pytest.raises(InvalidArgument, match="device 'CUDA999' is not there; expected one of CPU"):
         Model(llama_path, devices=["CUDA999"])

@@ -8,7 +8,7 @@
 //           Two barriers per page. Neither keys nor values pass through shared memory.
 // Layout    queries [feature / 8][rows][8] f16 and weights [token / 8][rows][8] f16, like the panels of linear.cu
 // Numerics  A query row times a power of two that brings its largest value to 2^14..2^15, to f16. Keys and values: f16, or code
-//           times scale rounded to f16. Products are exact, sums f32. The weights' factor 2^14 keeps 11 bits down to 2^-28 of
+//           times scale (and minimum) rounded to f16. Products are exact, sums f32. The weights' factor 2^14 keeps 11 bits down to 2^-28 of
 //           the largest; the sum of the weights is that of the rounded ones. Tokens that nobody sees are skipped in units of 32
 //           and their values count as zero; a row adds exact zeros for tokens that only others see. So a row's bits depend
 //           on its own queries and view only.
@@ -30,6 +30,7 @@ __device__ __forceinline__ float no_score() { return __uint_as_float(0xff800000u
 // The packed values of a lane in a strip: eight of them, unscaled, as pairs.
 struct KvF16 {
   static constexpr KvType kType = kKvF16;
+  static constexpr bool kHasMinimum = false;
   uint4 load[4];
   template <int octet>
   __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
@@ -38,6 +39,7 @@ struct KvF16 {
 };
 struct KvQ8_0 {
   static constexpr KvType kType = kKvQ8_0;
+  static constexpr bool kHasMinimum = false;
   uint4 load[2];
   // The bytes of a word, moved to 0..255, into the low bits of 1024: pairs of 1024 + 128 + code.
   __device__ __forceinline__ static void decode_word(uint32_t word, uint32_t& low, uint32_t& high) {
@@ -55,6 +57,7 @@ struct KvQ8_0 {
 };
 struct KvQ4_0 {
   static constexpr KvType kType = kKvQ4_0;
+  static constexpr bool kHasMinimum = false;
   uint4 load[1];
   template <int octet>
   __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
@@ -63,28 +66,66 @@ struct KvQ4_0 {
   }
 };
 
-// `from` is the lane's place in the strip.
+// q4_1, q5_0 and q5_1. Which of them is found at run time: every type with code of its own makes the kernels a third larger.
+struct KvCounted {
+  static constexpr KvType kType = kKvQ4_1;  // what is the same for all
+  static constexpr bool kHasMinimum = true;
+  uint4 load[1];
+  uint32_t fifth;
+  template <int octet>
+  __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
+    const uint32_t word = octet == 0 ? load[0].x : octet == 1 ? load[0].y : octet == 2 ? load[0].z : load[0].w;
+    for_each<4>([&]<int pair>() {
+      const uint32_t turned = rotate_right(fifth, octet + 8 * (pair / 2));
+      w[pair] = as_bits(pair_of_nibbles<pair, 0>(word, turned & (pair % 2 == 0 ? 0x00100010u : 0x01000100u)));
+    });
+  }
+  __device__ __forceinline__ void load_fifth(const uint8_t* from, int owner, int32_t type) {
+    fifth = kv_has_fifth_bit(type) ? stream_4(from + 512 - owner * 12) : 0;
+  }
+};
+
+// The type of a strip, known when compiling but for KvCounted.
 template <class Strip>
-__device__ __forceinline__ void load_strip(Strip& strip, const uint8_t* from) {
+__device__ __forceinline__ constexpr int32_t type_of(int32_t type) {
+  return Strip::kHasMinimum ? type : Strip::kType;
+}
+
+// A pair of values times their scales; of KvCounted, codes, to which minimums are added.
+template <class Strip>
+__device__ __forceinline__ uint32_t scaled(uint32_t pair, __half2 scale, __half2 minimum) {
+  if constexpr (Strip::kHasMinimum) return as_bits(__hfma2(as_half2(pair), scale, minimum));
+  return as_bits(__hmul2(as_half2(pair), scale));
+}
+__device__ __forceinline__ __half2 q5_0_minimum(__half2 scale) { return __hmul2(scale, __float2half2_rn(-16.0f)); }
+
+// `from` is the place in the strip of lane `owner`.
+template <class Strip>
+__device__ __forceinline__ void load_strip(Strip& strip, const uint8_t* from, int owner, int32_t type) {
 #pragma unroll
   for (int i = 0; i < kv_strip_loads(Strip::kType); ++i) strip.load[i] = stream_16(from + i * 512);
+  if constexpr (Strip::kHasMinimum) strip.load_fifth(from, owner, type);
 }
 // After an octet was decoded: what it was the last to need takes the same place of another strip. So the next strip is on
 // its way while this one is computed, without registers of its own.
 template <int octet, class Strip>
-__device__ __forceinline__ void refill(Strip& strip, const uint8_t* from) {
+__device__ __forceinline__ void refill(Strip& strip, const uint8_t* from, int owner, int32_t type) {
   constexpr int kOctets = 4 / kv_strip_loads(Strip::kType);  // of a load
   if constexpr ((octet + 1) % kOctets == 0) strip.load[octet / kOctets] = stream_16(from + octet / kOctets * 512);
+  if constexpr (Strip::kHasMinimum && octet == 3) strip.load_fifth(from, owner, type);
 }
 
-template <class Body>
+// Without kCounted for kernels that are not launched with those types.
+template <bool kCounted, class Body>
 __device__ __forceinline__ void with_kv_type(int32_t type, const Body& body) {
   if (type == kKvF16)
     body.template operator()<KvF16>();
   else if (type == kKvQ8_0)
     body.template operator()<KvQ8_0>();
-  else
+  else if (!kCounted || type == kKvQ4_0)
     body.template operator()<KvQ4_0>();
+  else if constexpr (kCounted)
+    body.template operator()<KvCounted>();
 }
 
 // Which rows of which sequence a block computes, and where their keys are.
@@ -112,7 +153,7 @@ __device__ __forceinline__ AttentionBlock attention_block(const AttentionParams&
   return b;
 }
 
-template <int kHeadDim, int kTiles>
+template <int kHeadDim, int kTiles, bool kCounted>
 struct Attention {
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kBlocks = kv_feature_blocks(kHeadDim);
@@ -168,8 +209,8 @@ struct Attention {
       }
       if (has_features()) {
         rescale(shared);
-        with_kv_type(p.cache.type_v, [&]<class Strip>() {
-          add_values<Strip>(head_part(p, b, page, true), page * kPageTokens, begin, end, shared);
+        with_kv_type<kCounted>(p.cache.type_v, [&]<class Strip>() {
+          add_values<Strip>(p.cache.type_v, head_part(p, b, page, true), page * kPageTokens, begin, end, shared);
         });
       }
     }
@@ -178,15 +219,20 @@ struct Attention {
   }
 
  private:
+  // kv_part_bytes; for fewer types it takes fewer registers.
+  __device__ __forceinline__ static constexpr int part_bytes(int32_t type) {
+    if constexpr (kCounted) return kv_part_bytes(type, kHeadDim);
+    return kPageTiles * kBlocks * (kv_strip_loads(type) * 512 + (type == kKvF16 ? 0 : kStripValues * 2));
+  }
   // Keys or values of the block's kv head in a page. Found anew for each: an address kept over a page is two registers.
   __device__ __forceinline__ static const uint8_t* head_part(const AttentionParams& p, const AttentionBlock& b,
                                                              int page, bool is_value) {
-    const int key_bytes = kv_part_bytes(p.cache.type_k, kHeadDim);
+    const int key_bytes = part_bytes(p.cache.type_k);
     const int64_t id = p.page_table[static_cast<int64_t>(b.sequence) * p.most_pages + page];
     const uint8_t* parts = p.cache.pages + id * p.cache.page_bytes;
     if (!is_value) return parts + static_cast<int64_t>(b.kv_head) * key_bytes;
     return parts + static_cast<int64_t>(p.cache.kv_heads) * key_bytes +
-           static_cast<int64_t>(b.kv_head) * kv_part_bytes(p.cache.type_v, kHeadDim);
+           static_cast<int64_t>(b.kv_head) * part_bytes(p.cache.type_v);
   }
 
   __device__ __forceinline__ void load_views(const AttentionParams& p, const AttentionBlock& b, Shared& shared) {
@@ -247,30 +293,34 @@ struct Attention {
   }
 
   template <class Strip>
-  __device__ __forceinline__ static void add_scores(const uint8_t* keys, const Shared& shared, float (&s)[kTiles][8]) {
+  __device__ __forceinline__ static void add_scores(int32_t type, const uint8_t* keys, const Shared& shared,
+                                                    float (&s)[kTiles][8]) {
     constexpr bool kScaled = Strip::kType != kKvF16;
-    const int tile = warp_id(), lane = lane_id();
-    const uint16_t* scales =
-        reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(Strip::kType, kHeadDim)) + tile * kBlocks * kWarp + lane;
+    const int tile = warp_id(), lane = lane_id(), strip_bytes = kv_strip_bytes(type_of<Strip>(type));
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(type_of<Strip>(type), kHeadDim)) +
+                             tile * kBlocks * kWarp + lane;
     const uint16_t* a = shared.queries + row_of_a(lane) * 8;
-    constexpr int kStrip = kv_strip_bytes(Strip::kType);
-    const uint8_t* from = keys + tile * kBlocks * kStrip + lane * 16;
+    const uint8_t* from = keys + tile * kBlocks * strip_bytes + lane * 16;
     Strip strip;
-    load_strip(strip, from);
+    load_strip(strip, from, lane_id(), type_of<Strip>(type));
     uint32_t next_scale = kScaled ? stream_2(scales) : 0;
 #pragma unroll 1
     for (int block = 0; block < kBlocks; ++block, a += 4 * kOctet) {
       const __half2 scale = low_twice(next_scale);
+      __half2 minimum = scale;
+      if constexpr (Strip::kHasMinimum)
+        minimum =
+            kv_has_minimum(type) ? low_twice(stream_2(scales + kv_scale_bytes(kHeadDim) / 2)) : q5_0_minimum(scale);
       const bool has_next = block + 1 < kBlocks;
-      from += kStrip, scales += kWarp;
+      from += strip_bytes, scales += kWarp;
       if (kScaled && has_next) next_scale = stream_2(scales);
       for_each<4>([&]<int octet>() {
         uint32_t w[4];
         strip.template decode<octet>(w);
-        if (has_next) refill<octet>(strip, from);
+        if (has_next) refill<octet>(strip, from, lane_id(), type_of<Strip>(type));
         if (kScaled) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) w[i] = as_bits(__hmul2(as_half2(w[i]), scale));
+          for (int i = 0; i < 4; ++i) w[i] = scaled<Strip>(w[i], scale, minimum);
         }
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
@@ -292,7 +342,7 @@ struct Attention {
 #pragma unroll
       for (int i = 0; i < 8; ++i) s[t][i] = 0.0f;
     const bool is_seen = first < end && first + kStripValues > begin;
-    if (is_seen) with_kv_type(type, [&]<class Strip>() { add_scores<Strip>(keys, shared, s); });
+    if (is_seen) with_kv_type<kCounted>(type, [&]<class Strip>() { add_scores<Strip>(type, keys, shared, s); });
 
     // Rows of a tile that a lane has: row_of_c(lane, 0) and, two below, row_of_c(lane, 2). Four values of each.
 #pragma unroll
@@ -365,14 +415,14 @@ struct Attention {
 
   // Step 3: units of 32 tokens part(), part() + kParts, ... of the page.
   template <class Strip>
-  __device__ __forceinline__ void add_values(const uint8_t* values, int page_begin, int begin, int end,
+  __device__ __forceinline__ void add_values(int32_t type, const uint8_t* values, int page_begin, int begin, int end,
                                              const Shared& shared) {
     constexpr bool kScaled = Strip::kType != kKvF16;
-    constexpr int kStrip = kv_strip_bytes(Strip::kType);
-    const uint8_t* codes = values + feature_block() * kPageTiles * kStrip + lane_id() * 16;
+    const int strip_bytes = kv_strip_bytes(type_of<Strip>(type));
+    const uint8_t* codes = values + feature_block() * kPageTiles * strip_bytes + lane_id() * 16;
     // Scales of tokens 2 l and 2 l + 1 of a unit are for lane l, those below 16, and again for the upper lanes.
-    const uint8_t* scales =
-        values + kv_code_bytes(Strip::kType, kHeadDim) + feature_block() * (kPageTokens * 2) + lane_id() % 16 * 4;
+    const uint8_t* scales = values + kv_code_bytes(type_of<Strip>(type), kHeadDim) +
+                            feature_block() * (kPageTokens * 2) + lane_id() % 16 * 4;
     // The units of this warp that anybody sees.
     const int skipped = max(0, begin - page_begin) / kStripValues;
     int unit = part() + (max(0, skipped - part()) + kParts - 1) / kParts * kParts;
@@ -381,12 +431,16 @@ struct Attention {
     Strip strip;
     uint32_t next_pair = 0;
     if (unit < stop) {
-      load_strip(strip, codes + unit * kStrip);
+      load_strip(strip, codes + unit * strip_bytes, lane_id(), type_of<Strip>(type));
       if (kScaled) next_pair = stream_4(scales + unit * (kStripValues * 2));
     }
 #pragma unroll 1
     for (; unit < stop; unit += kParts) {
       const uint32_t pairs = next_pair;
+      uint32_t minimums = 0;
+      if constexpr (Strip::kHasMinimum)
+        minimums = kv_has_minimum(type) ? stream_4(scales + kv_scale_bytes(kHeadDim) + unit * (kStripValues * 2))
+                                        : as_bits(q5_0_minimum(as_half2(pairs)));
       const bool has_next = unit + kParts < stop;
       if (kScaled && has_next) next_pair = stream_4(scales + (unit + kParts) * (kStripValues * 2));
       const int first = page_begin + unit * kStripValues;
@@ -394,12 +448,13 @@ struct Attention {
       for_each<4>([&]<int octet>() {
         uint32_t w[4];
         strip.template decode<octet>(w);
-        if (has_next) refill<octet>(strip, codes + (unit + kParts) * kStrip);
+        if (has_next) refill<octet>(strip, codes + (unit + kParts) * strip_bytes, lane_id(), type_of<Strip>(type));
         if (kScaled) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const uint32_t pair = __shfl_sync(kAllLanes, pairs, octet * 4 + i);
-            w[i] = as_bits(__hmul2(as_half2(w[i]), as_half2(pair)));
+            const uint32_t minimum = Strip::kHasMinimum ? __shfl_sync(kAllLanes, minimums, octet * 4 + i) : 0;
+            w[i] = scaled<Strip>(w[i], as_half2(pair), as_half2(minimum));
           }
         }
         if (!is_whole) {  // what lies there may be anything, and 0 times infinity is not 0

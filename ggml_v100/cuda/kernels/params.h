@@ -197,6 +197,25 @@ struct PanelParams {
   int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
+// The panel of what a row-wise kernel makes, rows of at most 64. Grid (8 * tiles), 256 threads.
+struct PanelOutput {
+  uint16_t* panel;   // as PanelParams::panel
+  float* row_scale;  // [8 * tiles]
+  int32_t tiles;     // 1, 2, 4 or 8
+};
+struct RmsNormPanelParams {
+  RmsNormParams norm;
+  PanelOutput out;  // of norm.y
+};
+struct NormGatePanelParams {
+  NormGateParams gate;
+  PanelOutput out;  // of gate.x
+};
+struct ApplyGatePanelParams {
+  ApplyGateParams gate;
+  PanelOutput out;  // of gate.x
+};
+
 // Weights of file layout into records (codecs.cuh).
 struct RepackParams {
   const uint8_t* rows;  // [out_features, in_features / block] blocks
@@ -323,6 +342,13 @@ struct KvAppendParams {
   int32_t rows, most_pages;
 };
 
+// Queries and keys of a layer are turned in place (norm_rope), then keys and values appended; append.k is k.x. Grid: a warp for
+// each row and query head, kv head, and 32 features (rounded up) of each kv head's values, 8 to a block of 256 threads.
+struct RotateAppendParams {
+  NormRopeParams q, k;  // of the same rows
+  KvAppendParams append;
+};
+
 // Indices first..first + rows of one sequence. The grid of kv_append.
 struct KvReadParams {
   float* k;              // [rows, kv_heads * head_dim]
@@ -375,6 +401,8 @@ struct ChooseBlocksParams {
   int32_t rows, score_stride, block, most;
 };
 
+// Caches with q4_1, q5_0 or q5_1 on either side: units whose names end in _counted, for heads of 64, 128 and 256 features, with
+// attention_decode_16_counted and _64_counted, attention_prompt; attention_combine is that of the plain unit.
 // The rows of a sequence are adjacent: first_row[s] to first_row[s + 1].
 struct AttentionParams {
   const float* q;             // [rows, heads * head_dim]
@@ -437,6 +465,28 @@ struct DeltaNetParams {
   float eps;
 };
 
+// The same in chunks of tokens (delta_chunk_shape.h), for prompts.
+struct DeltaNetChunksParams {
+  const float* qkv;  // as in DeltaNetParams, and so on
+  const float* beta;
+  const float* alpha;
+  const float* a;
+  const float* dt_bias;
+  float* y;
+  float* memory;
+  const int32_t* state_from;
+  const int32_t* state_to;
+  const int32_t* first_row;
+  const int32_t* first_position;  // [sequences], of the first row in its sequence: chunks end at multiples of 64
+  const int32_t* first_chunk;     // [sequences + 1], of the launch
+  uint16_t* key_panels;           // f16, [chunks, key_heads, delta_key_panel_values]
+  uint16_t* value_panels;         // f16, [chunks, value_heads, kDeltaValuePanelValues]
+  float* factors;                 // [chunks, value_heads, kDeltaFactorValues]
+  int64_t slot_values;
+  int32_t key_heads, value_heads;
+  float eps;
+};
+
 struct CausalConvParams {
   const float* x;             // [rows, channels]
   const float* weight;        // [taps, channels], the oldest token first
@@ -471,6 +521,32 @@ struct EmbedParams {
   float* y;               // [rows, features]
   int32_t rows, features;
   int32_t exponent;  // y is 2^exponent, -126 to 126, times what the table says; 0 but for BF16
+};
+
+// Where a row's first NaN or +infinity stands. Grid (any, rows), 256 threads.
+struct FindFlawsParams {
+  const float* logits;  // [rows, n]
+  int32_t* first;       // [rows], at least n before (memory set to 0x7f bytes), and after where there is none
+  int32_t n;
+};
+
+// Grid (any, rows), 256 threads.
+struct MaskLogitsParams {
+  float* logits;           // [rows, n], in place: -infinity where the token's bit is not set
+  const uint32_t* masks;   // [masks, (n + 31) / 32]: token t is bit t % 32 of word t / 32
+  const int32_t* mask_of;  // [rows], -1: none
+  int32_t n;
+};
+
+// Biases, then penalties on the listed tokens of each row. Grid (rows), 256 threads.
+struct SteerLogitsParams {
+  float* logits;               // [rows, n], in place
+  const int32_t* first_token;  // [rows + 1]: the row's stretch of the lists
+  const int32_t* tokens;       // each once in a row
+  const float* biases;         // added; 0 where there is none
+  const int32_t* counts;       // in the window of penalties; 0: no penalty
+  const float* penalties;      // [rows, 3]: repeat, frequency, presence; 1, 0, 0: none
+  int32_t n;
 };
 
 // One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.

@@ -77,6 +77,37 @@ __device__ __forceinline__ void refill(Strip& strip, const uint8_t* from) {
   if constexpr ((octet + 1) % kOctets == 0) strip.load[octet / kOctets] = stream_16(from + octet / kOctets * 512);
 }
 
+// What a warp has asked for and not used yet: loads of 512 bytes that follow each other in its strips, of any type, and the
+// scales of the strips that begin with them.
+template <int kLoads>
+struct Flight {
+  uint4 values[kLoads];
+  uint32_t scales[kLoads];
+};
+
+// The strips of a page that a warp goes through. Addresses are those of the lane.
+struct StripRow {
+  const uint8_t* codes;
+  const uint8_t* scales;
+  int32_t strips;                     // how many
+  int32_t code_stride, scale_stride;  // bytes from one to the next
+
+  // Loads first.. of the row, those that there are.
+  template <class Strip, bool kIsValue, int kLoads>
+  __device__ __forceinline__ void load(int first, Flight<kLoads>& flight) const {
+    constexpr int kOfStrip = kv_strip_loads(Strip::kType);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int strip = (first + i) / kOfStrip;
+      if (strip >= strips) continue;
+      flight.values[i] = stream_16(codes + strip * code_stride + (first + i) % kOfStrip * 512);
+      if (Strip::kType == kKvF16 || i % kOfStrip != 0) continue;
+      const uint8_t* scale = scales + strip * scale_stride;
+      flight.scales[i] = kIsValue ? stream_4(scale) : stream_2(scale);
+    }
+  }
+};
+
 template <class Body>
 __device__ __forceinline__ void with_kv_type(int32_t type, const Body& body) {
   if (type == kKvF16)
@@ -118,6 +149,9 @@ struct Attention {
   static constexpr int kBlocks = kv_feature_blocks(kHeadDim);
   static constexpr int kParts = kAttentionWarps / kBlocks;  // of a page's tokens: warps that share 32 features
   static constexpr int kOctet = kRows * 8;                  // 8 values of all rows
+  // Of a flight. 64 rows leave no registers for more, and up to 16 rows there are two blocks, with 128 each.
+  static constexpr int kLoads = kTiles <= 2 || kTiles == 8 ? 2 : 4;
+  using Loads = Flight<kLoads>;
 
   struct Shared {
     uint16_t queries[kBlocks * 4 * kOctet];
@@ -143,10 +177,7 @@ struct Attention {
   // Over kv indices [begin, end), or what the rows see of them. False, for all threads, where that is nothing.
   __device__ __forceinline__ bool run(const AttentionParams& p, const AttentionBlock& b, int begin, int end,
                                       Shared& shared) {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) y[t][i] = 0.0f;
+    clear(y);
     largest = no_score(), sum = 0.0f;
     load_views(p, b, shared);
     __syncthreads();  // the views written above are read below
@@ -155,10 +186,23 @@ struct Attention {
     load_queries(p, b, shared);
     __syncthreads();  // the queries written above are read below
 
-    int turn = 0;
+    // Keys of a page are asked for before the values of the page before it are used, values before the softmax.
+    int page = begin / kPageTokens, turn = 0;
+    int id = page_id(p, b, page);
+    Loads keys, values;
+    ask_for_keys(p, b, id, page * kPageTokens, begin, end, keys);
 #pragma unroll 1
-    for (int page = begin / kPageTokens; page * kPageTokens < end; ++page, turn ^= 1) {
-      weigh(p.cache.type_k, head_part(p, b, page, false), page * kPageTokens, begin, end, turn, shared);
+    for (; page * kPageTokens < end; ++page, turn ^= 1) {
+      const int page_begin = page * kPageTokens;
+      const bool has_next = page_begin + kPageTokens < end;
+      const int next_id = has_next ? page_id(p, b, page + 1) : 0;
+      float s[kTiles][8];
+      clear(s);
+      if (const StripRow row = key_row(p, b, id, page_begin, begin, end); row.strips > 0)
+        with_kv_type(p.cache.type_k, [&]<class Strip>() { add_scores<Strip>(row, keys, shared, s); });
+      const StripRow row = value_row(p, b, id, page_begin, begin, end);
+      with_kv_type(p.cache.type_v, [&]<class Strip>() { row.load<Strip, true>(0, values); });
+      weigh(s, page_begin, turn, shared);
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;
 #pragma unroll
@@ -166,27 +210,71 @@ struct Attention {
         sum = fmaf(sum, shared.rescale[threadIdx.x], added);
         largest = shared.largest[turn ^ 1][threadIdx.x];
       }
+      if (has_next) ask_for_keys(p, b, next_id, page_begin + kPageTokens, begin, end, keys);
       if (has_features()) {
         rescale(shared);
-        with_kv_type(p.cache.type_v, [&]<class Strip>() {
-          add_values<Strip>(head_part(p, b, page, true), page * kPageTokens, begin, end, shared);
-        });
+        with_kv_type(p.cache.type_v,
+                     [&]<class Strip>() { add_values<Strip>(row, values, page_begin, begin, end, shared); });
       }
+      id = next_id;
     }
     merge_parts(shared);
     return true;
   }
 
  private:
-  // Keys or values of the block's kv head in a page. Found anew for each: an address kept over a page is two registers.
-  __device__ __forceinline__ static const uint8_t* head_part(const AttentionParams& p, const AttentionBlock& b,
-                                                             int page, bool is_value) {
-    const int key_bytes = kv_part_bytes(p.cache.type_k, kHeadDim);
-    const int64_t id = p.page_table[static_cast<int64_t>(b.sequence) * p.most_pages + page];
-    const uint8_t* parts = p.cache.pages + id * p.cache.page_bytes;
-    if (!is_value) return parts + static_cast<int64_t>(b.kv_head) * key_bytes;
-    return parts + static_cast<int64_t>(p.cache.kv_heads) * key_bytes +
-           static_cast<int64_t>(b.kv_head) * kv_part_bytes(p.cache.type_v, kHeadDim);
+  __device__ __forceinline__ static int page_id(const AttentionParams& p, const AttentionBlock& b, int page) {
+    return p.page_table[static_cast<int64_t>(b.sequence) * p.most_pages + page];
+  }
+
+  // The warp's 32 keys of a page, feature after feature; no strips where nobody sees them.
+  __device__ __forceinline__ static StripRow key_row(const AttentionParams& p, const AttentionBlock& b, int id,
+                                                     int page_begin, int begin, int end) {
+    const int type = p.cache.type_k, tile = warp_id(), first = page_begin + tile * kStripValues;
+    const uint8_t* keys =
+        p.cache.pages + id * p.cache.page_bytes + static_cast<int64_t>(b.kv_head) * kv_part_bytes(type, kHeadDim);
+    StripRow row;
+    row.codes = keys + tile * kBlocks * kv_strip_bytes(type) + lane_id() * 16;
+    row.scales = keys + kv_code_bytes(type, kHeadDim) + (tile * kBlocks * kWarp + lane_id()) * 2;
+    row.strips = first < end && first + kStripValues > begin ? kBlocks : 0;
+    row.code_stride = kv_strip_bytes(type), row.scale_stride = kWarp * 2;
+    return row;
+  }
+
+  // The warp's 32 features of the values of a page: units of 32 tokens first_unit(), first_unit() + kParts, ... that
+  // anybody sees.
+  __device__ __forceinline__ static StripRow value_row(const AttentionParams& p, const AttentionBlock& b, int id,
+                                                       int page_begin, int begin, int end) {
+    const int type = p.cache.type_v, unit = first_unit(page_begin, begin);
+    const int stop = min(kPageTiles, (end - page_begin + kStripValues - 1) / kStripValues);
+    const uint8_t* values = p.cache.pages + id * p.cache.page_bytes +
+                            static_cast<int64_t>(p.cache.kv_heads) * kv_part_bytes(p.cache.type_k, kHeadDim) +
+                            static_cast<int64_t>(b.kv_head) * kv_part_bytes(type, kHeadDim);
+    StripRow row;
+    row.codes = values + (feature_block() * kPageTiles + unit) * kv_strip_bytes(type) + lane_id() * 16;
+    // Scales of tokens 2 l and 2 l + 1 of a unit are for lane l, those below 16, and again for the upper lanes.
+    row.scales = values + kv_code_bytes(type, kHeadDim) + (feature_block() * kPageTokens + unit * kStripValues) * 2 +
+                 lane_id() % 16 * 4;
+    row.strips = has_features() ? max(0, (stop - unit + kParts - 1) / kParts) : 0;
+    row.code_stride = kParts * kv_strip_bytes(type), row.scale_stride = kParts * kStripValues * 2;
+    return row;
+  }
+  __device__ __forceinline__ static int first_unit(int page_begin, int begin) {
+    const int skipped = max(0, begin - page_begin) / kStripValues;
+    return part() + (max(0, skipped - part()) + kParts - 1) / kParts * kParts;
+  }
+
+  __device__ __forceinline__ static void ask_for_keys(const AttentionParams& p, const AttentionBlock& b, int id,
+                                                      int page_begin, int begin, int end, Loads& keys) {
+    const StripRow row = key_row(p, b, id, page_begin, begin, end);
+    with_kv_type(p.cache.type_k, [&]<class Strip>() { row.load<Strip, false>(0, keys); });
+  }
+
+  __device__ __forceinline__ static void clear(float (&tiles)[kTiles][8]) {
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) tiles[t][i] = 0.0f;
   }
 
   __device__ __forceinline__ void load_views(const AttentionParams& p, const AttentionBlock& b, Shared& shared) {
@@ -246,54 +334,55 @@ struct Attention {
     }
   }
 
-  template <class Strip>
-  __device__ __forceinline__ static void add_scores(const uint8_t* keys, const Shared& shared, float (&s)[kTiles][8]) {
-    constexpr bool kScaled = Strip::kType != kKvF16;
-    const int tile = warp_id(), lane = lane_id();
-    const uint16_t* scales =
-        reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(Strip::kType, kHeadDim)) + tile * kBlocks * kWarp + lane;
-    const uint16_t* a = shared.queries + row_of_a(lane) * 8;
-    constexpr int kStrip = kv_strip_bytes(Strip::kType);
-    const uint8_t* from = keys + tile * kBlocks * kStrip + lane * 16;
-    Strip strip;
-    load_strip(strip, from);
-    uint32_t next_scale = kScaled ? stream_2(scales) : 0;
+  // Goes through a row of strips, a flight ahead of what it computes: body<octet of a load>(strip with the load, load of
+  // the strip, strip of the row, scale).
+  template <class Strip, bool kIsValue, class Body>
+  __device__ __forceinline__ static void go_through(const StripRow& row, Loads& flight, const Body& body) {
+    constexpr int kOfStrip = kv_strip_loads(Strip::kType);
+    const int loads = row.strips * kOfStrip;
 #pragma unroll 1
-    for (int block = 0; block < kBlocks; ++block, a += 4 * kOctet) {
-      const __half2 scale = low_twice(next_scale);
-      const bool has_next = block + 1 < kBlocks;
-      from += kStrip, scales += kWarp;
-      if (kScaled && has_next) next_scale = stream_2(scales);
-      for_each<4>([&]<int octet>() {
+    for (int first = 0; first < loads; first += kLoads) {
+      const Loads now = flight;
+      row.load<Strip, kIsValue>(first + kLoads, flight);
+      for_each<kLoads>([&]<int i>() {
+        if (first + i >= loads) return;
+        Strip strip;
+        strip.load[0] = now.values[i];
+        const int load = first + i;
+        body(strip, load % kOfStrip, load / kOfStrip, now.scales[i / kOfStrip * kOfStrip]);
+      });
+    }
+  }
+
+  template <class Strip>
+  __device__ __forceinline__ static void add_scores(const StripRow& row, Loads& flight, const Shared& shared,
+                                                    float (&s)[kTiles][8]) {
+    constexpr bool kScaled = Strip::kType != kKvF16;
+    constexpr int kOctets = 4 / kv_strip_loads(Strip::kType);  // of a load
+    const uint16_t* a = shared.queries + row_of_a(lane_id()) * 8;
+    go_through<Strip, false>(row, flight, [&](const Strip& strip, int load, int block, uint32_t scale_bits) {
+      const __half2 scale = low_twice(scale_bits);
+      for_each<kOctets>([&]<int octet>() {
         uint32_t w[4];
         strip.template decode<octet>(w);
-        if (has_next) refill<octet>(strip, from);
         if (kScaled) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) w[i] = as_bits(__hmul2(as_half2(w[i]), scale));
         }
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          const uint4 q = *reinterpret_cast<const uint4*>(a + octet * kOctet + t * (kTileRows * 8));
+          const int at = (block * 4 + load * kOctets + octet) * kOctet + t * (kTileRows * 8);
+          const uint4 q = *reinterpret_cast<const uint4*>(a + at);
           mma_8x32x4(s[t], q.x, q.y, w[0], w[1]);
           mma_8x32x4(s[t], q.z, q.w, w[2], w[3]);
         }
       });
-    }
+    });
   }
 
   // Steps 1 and 2: weights, their sums per warp, the largest scores and the rescaling of what was before.
-  __device__ __forceinline__ static void weigh(int32_t type, const uint8_t* keys, int page_begin, int begin, int end,
-                                               int turn, Shared& shared) {
+  __device__ __forceinline__ static void weigh(float (&s)[kTiles][8], int page_begin, int turn, Shared& shared) {
     const int lane = lane_id(), first = page_begin + warp_id() * kStripValues;
-    float s[kTiles][8];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) s[t][i] = 0.0f;
-    const bool is_seen = first < end && first + kStripValues > begin;
-    if (is_seen) with_kv_type(type, [&]<class Strip>() { add_scores<Strip>(keys, shared, s); });
-
     // Rows of a tile that a lane has: row_of_c(lane, 0) and, two below, row_of_c(lane, 2). Four values of each.
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -363,38 +452,21 @@ struct Attention {
       }
   }
 
-  // Step 3: units of 32 tokens part(), part() + kParts, ... of the page.
+  // Step 3.
   template <class Strip>
-  __device__ __forceinline__ void add_values(const uint8_t* values, int page_begin, int begin, int end,
+  __device__ __forceinline__ void add_values(const StripRow& row, Loads& flight, int page_begin, int begin, int end,
                                              const Shared& shared) {
     constexpr bool kScaled = Strip::kType != kKvF16;
-    constexpr int kStrip = kv_strip_bytes(Strip::kType);
-    const uint8_t* codes = values + feature_block() * kPageTiles * kStrip + lane_id() * 16;
-    // Scales of tokens 2 l and 2 l + 1 of a unit are for lane l, those below 16, and again for the upper lanes.
-    const uint8_t* scales =
-        values + kv_code_bytes(Strip::kType, kHeadDim) + feature_block() * (kPageTokens * 2) + lane_id() % 16 * 4;
-    // The units of this warp that anybody sees.
-    const int skipped = max(0, begin - page_begin) / kStripValues;
-    int unit = part() + (max(0, skipped - part()) + kParts - 1) / kParts * kParts;
-    const int stop = min(kPageTiles, (end - page_begin + kStripValues - 1) / kStripValues);
+    constexpr int kOctets = 4 / kv_strip_loads(Strip::kType);  // of a load
     const uint16_t* a = shared.weights + row_of_a(lane_id()) * 8;
-    Strip strip;
-    uint32_t next_pair = 0;
-    if (unit < stop) {
-      load_strip(strip, codes + unit * kStrip);
-      if (kScaled) next_pair = stream_4(scales + unit * (kStripValues * 2));
-    }
-#pragma unroll 1
-    for (; unit < stop; unit += kParts) {
-      const uint32_t pairs = next_pair;
-      const bool has_next = unit + kParts < stop;
-      if (kScaled && has_next) next_pair = stream_4(scales + (unit + kParts) * (kStripValues * 2));
-      const int first = page_begin + unit * kStripValues;
+    const int unit_0 = first_unit(page_begin, begin);
+    go_through<Strip, true>(row, flight, [&](const Strip& strip, int load, int index, uint32_t pairs) {
+      const int unit = unit_0 + index * kParts, first = page_begin + unit * kStripValues;
       const bool is_whole = first >= begin && first + kStripValues <= end;
-      for_each<4>([&]<int octet>() {
+      for_each<kOctets>([&]<int octet_of_load>() {
+        const int octet = load * kOctets + octet_of_load;
         uint32_t w[4];
-        strip.template decode<octet>(w);
-        if (has_next) refill<octet>(strip, codes + (unit + kParts) * kStrip);
+        strip.template decode<octet_of_load>(w);
         if (kScaled) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
@@ -417,7 +489,7 @@ struct Attention {
           mma_8x32x4(y[t], p.z, p.w, w[2], w[3]);
         }
       });
-    }
+    });
   }
 
   // The sums of the parts, in their order, in the warps of part 0.

@@ -610,8 +610,8 @@ class Engine:
         """`dst` becomes the first `length` tokens of `src`, sharing its pages (copy on write). Errors as `truncate`."""
     def clear(self, seq_id: int) -> None: ...
     def pretend(self, seq_id: int, n_tokens: int) -> None:
-        """For benchmarks of long contexts: `n_tokens` more tokens of id 0 that nobody has computed; their keys, values and
-        state are what the memory holds. Errors as `step`; `InvalidArgument` with ``cache_bytes`` other than 0.
+        """For benchmarks of long contexts: `n_tokens` more tokens of id 0 that nobody has computed; their keys, values
+        and state are what the memory holds. Errors as `step`; `InvalidArgument` with ``cache_bytes`` other than 0.
         """
     @property
     def can_shift(self) -> bool:

@@ -579,6 +579,7 @@ class Llama:
             read_callables(stopping_criteria),
             reset=reset,
             constraint=self._constraint(source_of(grammar, None), options),
+            n_most=None,
         )
         return LockedStream(self._queue, only_tokens(drawn))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,17 @@ LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.f
 StoppingCriterion = Callable[[NDArray[np.intc], NDArray[np.float32]], bool]
 
 SEQUENCE = 0  # the id of the only sequence of the engine
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A step with a draft, and how to take it again. length: of the sequence before it. sampler: as it was then."""
+
+    length: int
+    last: int
+    sampler: _engine.Sampler
+    drawn: tuple[int, ...]
+    masks: NDArray[np.uint32] | None
 
 
 class TokenSequence:
@@ -259,7 +271,7 @@ class TokenSequence:
         *,
         reset: bool = True,
         constraint: Constraint | Guide | None = None,
-        n_most: int = 0,
+        n_most: int | None = 0,
     ) -> Generator[DrawnToken, Sequence[int] | None, None]:
         """Draw token after token; a drawn one enters the memory when the next is asked for. `criteria` end it.
 
@@ -267,7 +279,8 @@ class TokenSequence:
 
         reset: `tokens` replaces the sequence, of which the common beginning is kept; otherwise it is appended.
         The engine draws by itself unless somebody wants to see logits.
-        n_most: tokens that will be asked for at most, and nothing sent, so that drafts may be made. 0: no drafts.
+        n_most: tokens that will be asked for at most, and nothing sent, so that drafts may be made. None: any number of
+        tokens is asked for, and some may be sent. 0: no drafts.
         """
         self.reconcile()
         wanted = list(tokens) if reset else [*self.tokens, *tokens]
@@ -282,20 +295,27 @@ class TokenSequence:
 
         sees_logits = bool(processors or criteria or self._keep_all_logits)
         draw = self._draw_from_logits if sees_logits else self._draw_in_engine
-        drafts = self._drafts if n_most > 0 and not sees_logits else None
+        drafts = None if n_most == 0 or sees_logits else self._drafts
         ahead: deque[DrawnToken] = deque()  # drawn already, and the engine holds all but the last
+        last_round: _Round | None = None  # where tokens may be sent
         n_drawn = 0
         while True:
             if constraint is not None and not ahead:
                 sampler.set_mask(constraint.mask())
             if ahead:
                 self._on_appended(tokens)
-            elif drafts is not None and n_drawn > 0:
-                room = min(drafts.longest, n_most - n_drawn - 1)
-                ahead += self._draw_round(drafts, tokens[0], sampler, n_probs, room, options.temperature, constraint)
+            elif drafts is not None and n_drawn > 0 and len(tokens) == 1:
+                length, before = len(self.tokens), None if n_most is not None else sampler.clone()
+                room = drafts.longest if n_most is None else min(drafts.longest, n_most - n_drawn - 1)
+                # What is taken back when tokens are sent can be had again by match alone.
+                temperature = 0.0 if constraint is not None or before is not None else options.temperature
+                found, masks = self._draw_round(drafts, tokens[0], sampler, n_probs, room, temperature, constraint)
+                ahead += found
+                if before is not None:
+                    last_round = _Round(length, tokens[0], before, tuple(item.token for item in found), masks)
             else:
                 ahead.append(draw(tokens, sampler, n_probs, processors))
-                if drafts is not None:
+                if drafts is not None and n_drawn == 0:
                     drafts.begin()
             drawn = ahead.popleft()
             n_drawn += 1
@@ -304,6 +324,9 @@ class TokenSequence:
             if criteria and any(criterion(np.array(self.tokens, np.intc), self.last_row()) for criterion in criteria):
                 return
             sent = yield drawn
+            if sent and ahead and last_round is not None:
+                sampler = self._draw_again(last_round, len(last_round.drawn) - len(ahead))
+                ahead.clear()
             if constraint is not None:
                 for token in sent or ():
                     constraint.accept(token)
@@ -349,15 +372,16 @@ class TokenSequence:
         room: int,
         temperature: float,
         constraint: Constraint | Guide | None,
-    ) -> list[DrawnToken]:
+    ) -> tuple[list[DrawnToken], NDArray[np.uint32] | None]:
         """The tokens that come of a draft after `last`, which is appended; the engine holds all but the last one.
 
-        constraint: with the mask of the first of them set. It has not accepted any of them afterwards.
+        temperature: that the draft is drawn at; 0 for the likeliest tokens, which are verified by match.
+        constraint: with the mask of the first of them set. It has not accepted any of them afterwards. Second comes
+        what it allowed at each token.
         """
         room = min(room, self.n_ctx - len(self.tokens) - 2)
         if self._checkpoints is not None:  # a state is kept where a page is full
             room = min(room, PAGE_TOKENS - len(self.tokens) % PAGE_TOKENS - 1)
-        temperature = temperature if constraint is None else 0.0  # such drafts are not verified by rejection
         draft = drafts.draft(self.tokens, last, room, temperature, sampler.seed) if room > 0 else None
         masks = None
         if constraint is not None and draft is not None:
@@ -366,7 +390,7 @@ class TokenSequence:
             length, masks = walk.found()
             draft = _engine.Draft(draft.tokens[:length])
         if draft is None or not draft.tokens:
-            return [self._draw_in_engine([last], sampler, n_probs, ())]
+            return [self._draw_in_engine([last], sampler, n_probs, ())], None
         n_top = 0 if n_probs is None else max(n_probs, 1)
         work = _engine.Work(
             *(SEQUENCE, [last], sampler, n_top),
@@ -378,13 +402,27 @@ class TokenSequence:
         try:
             outputs = self.engine.step([work])
         except ContextFull:
-            return [self._draw_in_engine([last], sampler, n_probs, ())]
+            return [self._draw_in_engine([last], sampler, n_probs, ())], None
         drafts.on_verified(len(draft.tokens), len(outputs) - 1)
         self._on_appended([last])
         self._keep(np.empty((0, self.n_vocab), np.float32), ())
         if n_probs is None:
-            return [DrawnToken(output.token) for output in outputs]
-        return [DrawnToken(output.token, output.logprob, tuple(output.top[:n_probs])) for output in outputs]
+            return [DrawnToken(output.token) for output in outputs], masks
+        return [DrawnToken(output.token, output.logprob, tuple(output.top[:n_probs])) for output in outputs], masks
+
+    def _draw_again(self, taken: _Round, n_tokens: int) -> _engine.Sampler:
+        """The engine becomes as if a round had given `n_tokens` tokens, fewer than it did; and so its sampler is."""
+        kept = taken.drawn[: n_tokens - 1]
+        self.truncate(taken.length)
+        sampler, masks = taken.sampler, taken.masks
+        if masks is not None:
+            sampler.set_mask(masks[0])
+        with_draft = {"draft": kept, "masks": None if masks is None else masks[:n_tokens]} if kept else {}
+        self.engine.step([_engine.Work(SEQUENCE, [taken.last], sampler, **with_draft)])
+        for token in (taken.last, *kept):
+            self._on_appended([token])
+        self._keep(np.empty((0, self.n_vocab), np.float32), ())
+        return sampler
 
     def _draw_from_logits(
         self, tokens: list[int], sampler: _engine.Sampler, n_probs: int | None, processors: Sequence[LogitsProcessor]

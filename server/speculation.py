@@ -75,6 +75,8 @@ class SlotSpeculation:
         if not drafting:
             return {}
         n_generating = sum(slots[chunk.slot].generation.n_decoded > 0 for chunk in plan)
+        if self._economy is not None and self._economy.wants_plain_step(n_generating):
+            return {}
         orders = []
         for slot in drafting:
             room = self._room(slot, len(drafting))
@@ -144,6 +146,8 @@ class SlotSpeculation:
     def on_verified(self, slot: Slot, n_drafted: int, n_accepted: int) -> None:
         self._speculator.accept(slot.id, n_drafted, n_accepted)
         slot.generation.drafts.add(n_drafted, n_accepted)
+        if self._economy is not None:
+            self._economy.on_verified(n_drafted, n_accepted)
 
     def on_computed(self, slot: Slot, *, begins: bool) -> None:
         """The slot holds more of its prompt; begins: all of it, and the first token was drawn."""

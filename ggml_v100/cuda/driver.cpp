@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+
 #include "base/error.h"
 
 namespace v100::cuda {
@@ -82,6 +84,11 @@ const char* load_functions(void* library, DriverApi& api) {
 }
 
 }  // namespace
+
+std::shared_ptr<const Driver> Driver::load() {
+  const char* library = std::getenv("V100_CUDA_DRIVER");
+  return load(library != nullptr && *library != '\0' ? library : "libcuda.so.1");
+}
 
 std::shared_ptr<const Driver> Driver::load(const std::string& library) {
   std::shared_ptr<Driver> driver(new Driver);

@@ -101,7 +101,9 @@ class Driver {
  public:
   // Loads and initialises the driver. Throws DeviceError, one line that says what is missing: no driver, one that is too
   // old, or the driver's own words.
-  static std::shared_ptr<const Driver> load(const std::string& library = "libcuda.so.1");
+  static std::shared_ptr<const Driver> load(const std::string& library);
+  // The library of the environment variable V100_CUDA_DRIVER, else libcuda.so.1.
+  static std::shared_ptr<const Driver> load();
   ~Driver();
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;

@@ -14,13 +14,11 @@ namespace v100::cuda {
 namespace {
 
 constexpr size_t kInputBytes = size_t{8} << 20;
+Grid panel_grid(const PanelOutput& out) { return {static_cast<uint32_t>(8 * out.tiles)}; }
+
 constexpr size_t kStagingPiece = size_t{4} << 20, kStagingPieces = 4;
 
 }  // namespace
-
-void throw_missing(std::string_view operation) {
-  throw DeviceError("the operation '" + std::string(operation) + "' has no CUDA kernel yet");
-}
 
 CudaOps::CudaOps(std::shared_ptr<const Launches> launches, RankSeat seat)
     : launches_(std::move(launches)),
@@ -61,6 +59,8 @@ void CudaOps::enter(const Rows&) { restart_inputs(); }
 
 void CudaOps::arena_release(size_t mark) {
   arena_.release(mark);
+  if (groups_.mark > mark) groups_ = {};
+  if (known_panel_ && known_panel_->mark > mark) known_panel_.reset();
   if (mark > 0) return;
   try {  // a pass has ended; this is called by destructors
     restart_inputs();
@@ -146,6 +146,7 @@ std::shared_ptr<std::byte[]> CudaOps::allocate(size_t bytes) {
 }
 
 void CudaOps::copy_bytes(const std::byte* from, std::byte* to, size_t bytes) {
+  changes(to, bytes);
   recorder_.copy(address_of(to), address_of(from), bytes);
 }
 
@@ -156,6 +157,7 @@ void CudaOps::read_bytes(const std::byte* from, std::byte* host, size_t bytes) {
 }
 
 void CudaOps::write_bytes(const std::byte* host, std::byte* to, size_t bytes) {
+  changes(to, bytes);
   start();
   const Device::Guard guard(launches_->device());
   staging_.upload(recorder_.stream(), address_of(to), host, bytes);
@@ -189,42 +191,38 @@ Tensor CudaOps::on_host(Tensor x) { return {host_copy_of(x), x.rows, x.features}
 
 // --- row-wise and element-wise ---
 
-Tensor CudaOps::rms_norm(Tensor x, const VectorWeight& w, float eps) {
-  const Tensor y = create(x.rows, x.features);
-  launch("rows", "rms_norm", {static_cast<uint32_t>(x.rows)}, kThreads,
-         RmsNormParams{.x = x.data,
-                       .added = nullptr,
-                       .weight = w.data.get(),
-                       .y = y.data,
-                       .rows = x.rows,
-                       .features = x.features,
-                       .eps = eps});
-  return y;
-}
+Tensor CudaOps::rms_norm(Tensor x, const VectorWeight& w, float eps) { return add_rms_norm(x, {}, w, eps); }
 
 Tensor CudaOps::add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float eps) {
+  if (a.data != nullptr) changes(x);
   const Tensor y = create(x.rows, x.features);
-  launch("rows", "rms_norm", {static_cast<uint32_t>(x.rows)}, kThreads,
-         RmsNormParams{.x = x.data,
-                       .added = a.data,
-                       .weight = w.data.get(),
-                       .y = y.data,
-                       .rows = x.rows,
-                       .features = x.features,
-                       .eps = eps});
+  const RmsNormParams norm{.x = x.data,
+                           .added = a.data,
+                           .weight = w.data.get(),
+                           .y = y.data,
+                           .rows = x.rows,
+                           .features = x.features,
+                           .eps = eps};
+  if (const auto out = output_panel(y))
+    launch("rows_panel", "rms_norm_panel", panel_grid(*out), kThreads, RmsNormPanelParams{norm, *out});
+  else
+    launch("rows", "rms_norm", {static_cast<uint32_t>(x.rows)}, kThreads, norm);
   return y;
 }
 
 void CudaOps::add(Tensor x, Tensor a) {
+  changes(x);
   launch_flat("rows", "add", x.size(), AddParams{.x = x.data, .added = a.data, .n = x.size()});
 }
 
 void CudaOps::add_vector(Tensor x, const VectorWeight& v) {
+  changes(x);
   launch("rows", "add_vector", rows_grid(x.rows, wide_blocks(x.features)), kThreads,
          AddVectorParams{.x = x.data, .vector = v.data.get(), .rows = x.rows, .features = x.features});
 }
 
 void CudaOps::add_scaled_rows(Tensor x, Tensor a, std::span<const int32_t> indices, std::span<const float> factors) {
+  changes(x);
   launch("rows", "add_scaled_rows", rows_grid(a.rows, wide_blocks(a.features)), kThreads,
          AddScaledRowsParams{.x = x.data,
                              .added = a.data,
@@ -235,69 +233,89 @@ void CudaOps::add_scaled_rows(Tensor x, Tensor a, std::span<const int32_t> indic
 }
 
 void CudaOps::scale(Tensor x, float factor) {
+  changes(x);
   launch_flat("rows", "scale", x.size(), ScaleParams{.x = x.data, .n = x.size(), .factor = factor});
 }
 
 void CudaOps::soft_cap(Tensor x, float cap) {
+  changes(x);
   launch_flat("rows", "soft_cap", x.size(), ScaleParams{.x = x.data, .n = x.size(), .factor = cap});
 }
 
 void CudaOps::activate(Tensor x, Tensor up, Activation activation) {
+  changes(x);
   launch_flat(
       "rows", "gated", x.size(),
       GatedParams{
           .gate = x.data, .up = up.data, .y = x.data, .n = x.size(), .activation = static_cast<int32_t>(activation)});
 }
 
-void CudaOps::rotate(Tensor x, int32_t heads, int32_t head_dim, const float* weight, float eps, const RopeTable& table,
-                     RopeLayout layout) {
+// --- rotations ---
+
+NormRopeParams norm_rope_params(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight* norm, float eps,
+                                const RopeTable& table, RopeLayout layout) {
+  return {.x = x.data,
+          .weight = norm != nullptr ? norm->data.get() : nullptr,
+          .cosine = table.cosine,
+          .sine = table.sine,
+          .rows = x.rows,
+          .heads = heads,
+          .head_dim = head_dim,
+          .pairs = table.pairs,
+          .halves = layout == RopeLayout::halves ? 1 : 0,
+          .eps = eps};
+}
+
+void CudaOps::rotate(const NormRopeParams& params) {
   constexpr int64_t kWarps = kThreads / 32;
-  launch("rows", "norm_rope", {static_cast<uint32_t>((int64_t{x.rows} * heads + kWarps - 1) / kWarps)}, kThreads,
-         NormRopeParams{.x = x.data,
-                        .weight = weight,
-                        .cosine = table.cosine,
-                        .sine = table.sine,
-                        .rows = x.rows,
-                        .heads = heads,
-                        .head_dim = head_dim,
-                        .pairs = table.pairs,
-                        .halves = layout == RopeLayout::halves ? 1 : 0,
-                        .eps = eps});
+  const int64_t heads = int64_t{params.rows} * params.heads;
+  changes(params.x, static_cast<size_t>(heads) * static_cast<size_t>(params.head_dim) * sizeof(float));
+  launch("rows", "norm_rope", {static_cast<uint32_t>((heads + kWarps - 1) / kWarps)}, kThreads, params);
 }
 
 void CudaOps::rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) {
-  rotate(x, heads, head_dim, nullptr, 0.0f, table, layout);
+  rotate(norm_rope_params(x, heads, head_dim, nullptr, 0.0f, table, layout));
 }
 
 void CudaOps::norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps,
                         const RopeTable& table, RopeLayout layout) {
-  rotate(x, heads, head_dim, w.data.get(), eps, table, layout);
+  rotate(norm_rope_params(x, heads, head_dim, &w, eps, table, layout));
 }
+
+// --- gates ---
 
 void CudaOps::apply_gate(Tensor x, Tensor gate) {
   if (x.features == 0) return;
-  launch_flat(
-      "rows", "apply_gate", x.size(),
-      ApplyGateParams{.x = x.data, .gate = gate.data, .rows = x.rows, .features = x.features, .gates = gate.features});
+  const ApplyGateParams params{
+      .x = x.data, .gate = gate.data, .rows = x.rows, .features = x.features, .gates = gate.features};
+  if (const auto out = output_panel(x))
+    launch("rows_panel", "apply_gate_panel", panel_grid(*out), kThreads, ApplyGatePanelParams{params, *out});
+  else
+    launch_flat("rows", "apply_gate", x.size(), params);
 }
 
 void CudaOps::norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) {
   constexpr int64_t kWarps = kThreads / 32;
   const int32_t heads = x.features / w.size;
-  launch("rows", "norm_gate", {static_cast<uint32_t>((int64_t{x.rows} * heads + kWarps - 1) / kWarps)}, kThreads,
-         NormGateParams{.x = x.data,
-                        .gate = gate.data,
-                        .weight = w.data.get(),
-                        .rows = x.rows,
-                        .heads = heads,
-                        .head_dim = w.size,
-                        .function = static_cast<int32_t>(function),
-                        .eps = eps});
+  const NormGateParams params{.x = x.data,
+                              .gate = gate.data,
+                              .weight = w.data.get(),
+                              .rows = x.rows,
+                              .heads = heads,
+                              .head_dim = w.size,
+                              .function = static_cast<int32_t>(function),
+                              .eps = eps};
+  if (const auto out = output_panel(x))
+    launch("rows_panel", "norm_gate_panel", panel_grid(*out), kThreads, NormGatePanelParams{params, *out});
+  else
+    launch("rows", "norm_gate", {static_cast<uint32_t>((int64_t{x.rows} * heads + kWarps - 1) / kWarps)}, kThreads,
+           params);
 }
 
 // --- moves ---
 
 void CudaOps::place(Tensor x, Tensor y, int32_t first) {
+  changes(y);
   launch("row_moves", "copy_columns", rows_grid(x.rows, wide_blocks(x.features)), kThreads,
          CopyColumnsParams{.x = x.data,
                            .y = y.data + first,
@@ -315,6 +333,7 @@ Tensor CudaOps::gather_rows(Tensor x, std::span<const int32_t> indices) {
 }
 
 void CudaOps::copy(Tensor x, Tensor to) {
+  changes(to);
   recorder_.copy(address_of(to), address_of(x), static_cast<size_t>(x.size()) * sizeof(float));
 }
 
@@ -329,6 +348,7 @@ Tensor CudaOps::concatenate(Tensor x, Tensor y) {
 
 void CudaOps::all_reduce(Tensor partial) {
   if (!seat_.adds()) return;
+  changes(partial);
   float* host = host_copy_of(partial);
   seat_.all_reduce(host, partial.size());
   const Device::Guard guard(launches_->device());
@@ -338,6 +358,7 @@ void CudaOps::all_reduce(Tensor partial) {
 
 void CudaOps::broadcast(Tensor x, int32_t root) {
   if (seat_.is_alone()) return;
+  changes(x);
   const bool gives = seat_.is_rank(root);
   if (!gives) start();
   float* host = gives ? host_copy_of(x) : host_room(static_cast<size_t>(x.size()));

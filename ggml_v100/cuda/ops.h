@@ -8,8 +8,10 @@
 #include <exception>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "cuda/arena.h"
@@ -52,9 +54,12 @@ class CudaOps final : public Ops {
 
   Tensor linear(Tensor x, const Linear& w) override;
   void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) override;
+  void add_linear(Tensor x, Tensor y, const Linear& w) override;
   Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) override;
 
   void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override;
+  void rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const Rotation& rotation, const Rows& rows,
+                         const KvLayer& layer) override;
   KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override;
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override;
   void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
@@ -143,15 +148,53 @@ class CudaOps final : public Ops {
   struct Job {
     const Linear* layer;
     Tensor y;
+    bool adds = false;
   };
   void run_linear(Tensor x, std::span<const Job> jobs);
-  void run_records(Tensor x, std::span<const Job> jobs);  // all of one codec
+  // All of one codec; with an activation job 0 is the gate of job 1.
+  void run_records(Tensor x, const Codec& codec, std::span<const Job> jobs, std::optional<Activation> activation);
+  void run_floats(Tensor x, std::span<const Job> jobs);
   struct Panel {
     const uint16_t* values;
     const float* row_scale;
     int32_t rows, tiles;
   };
-  Panel make_panel(Tensor x, int32_t first, int32_t rows);
+  Panel make_panel(Tensor x);  // or the one that x was left as
+  // For an operation that leaves its result x as a panel, too; nothing where no streaming kernel would read it.
+  std::optional<PanelOutput> output_panel(Tensor x);
+  struct KnownPanel {
+    CUdeviceptr begin, end;  // of the tensor
+    Tensor x;
+    Panel panel;
+    size_t mark;  // of the arena, behind it
+  };
+  // For an operation that changes memory: a panel of it is none any more.
+  void changes(const void* memory, size_t bytes);
+  void changes(Tensor x) { changes(x.data, static_cast<size_t>(x.size()) * sizeof(float)); }
+  void launch_records(const Panel& panel, const Codec& codec, const LinearParams& params, bool is_gated);
+
+  // --- experts ---
+  struct Groups {  // slots by expert, in items of at most item_rows
+    const int32_t* expert = nullptr;
+    int32_t slots = 0, item_rows = 0, most_items = 0;
+    const int32_t* order = nullptr;
+    const ExpertItem* items = nullptr;
+    size_t mark = 0;  // of the arena, behind them
+  };
+  struct ExpertTable {
+    std::vector<std::shared_ptr<const LinearWeight>> experts;
+    std::shared_ptr<std::byte[]> memory;
+  };
+  // One entry per expert, on the device.
+  const ExpertWeight* expert_table(const ExpertLinear& w);
+  Groups group_slots(const int32_t* expert, int32_t slots, int32_t experts, int32_t item_rows);
+  void run_experts(Tensor x, const Routing& routing, const ExpertLinear& w, const ExpertLinear* up,
+                   std::optional<Activation> activation, int32_t slots_per_row, Tensor y);
+  void run_expert_records(Tensor x, const Groups& groups, std::span<const ExpertLinear* const> weights,
+                          std::optional<Activation> activation, int32_t slots_per_row, Tensor y);
+  void run_expert_floats(Tensor x, const Groups& groups, const ExpertLinear& w, int32_t slots_per_row, Tensor y);
+
+  void rotate(const NormRopeParams& params);
 
   // --- attention ---
   void append_rows(Tensor k, Tensor v, const RowTables& tables, const KvCache& cache);  // k without data: only v
@@ -161,9 +204,6 @@ class CudaOps final : public Ops {
                      int32_t heads, float scale, Tensor y);
   // Of the tables' first rows, as if only the rows of `part` were there.
   const int32_t* first_rows_of(const Rows& rows, RowRange part, const RowTables& tables);
-
-  void rotate(Tensor x, int32_t heads, int32_t head_dim, const float* weight, float eps, const RopeTable& table,
-              RopeLayout layout);
 
   static constexpr uint32_t kThreads = 256;
 
@@ -178,13 +218,16 @@ class CudaOps final : public Ops {
     std::vector<int32_t> contents;
     CUdeviceptr address;
   };
-  std::list<KnownTables> known_tables_;  // since the inputs were forgotten
-  std::vector<int32_t> contents_;        // scratch
-  std::exception_ptr failure_;           // of work that the end of a Scope started
+  std::list<KnownTables> known_tables_;                                 // since the inputs were forgotten
+  std::vector<int32_t> contents_;                                       // scratch
+  std::optional<KnownPanel> known_panel_;                               // of the last operation that left one
+  Groups groups_;                                                       // the last ones
+  std::unordered_map<const LinearWeight*, ExpertTable> expert_tables_;  // by the first expert that is here
+  std::exception_ptr failure_;                                          // of work that the end of a Scope started
 };
 
-// The operation has no kernel yet.
-[[noreturn]] void throw_missing(std::string_view operation);
+NormRopeParams norm_rope_params(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight* norm, float eps,
+                                const RopeTable& table, RopeLayout layout);
 
 inline Grid rows_grid(int32_t rows, int32_t columns) {
   return {static_cast<uint32_t>(rows), static_cast<uint32_t>(columns)};

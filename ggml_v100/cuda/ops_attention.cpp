@@ -31,22 +31,46 @@ int32_t partitions_for(std::span<const RowRange> visible) {
 
 }  // namespace
 
+namespace {
+
+KvAppendParams append_params(Tensor k, Tensor v, const RowTables& t, const KvCache& cache) {
+  return {.k = k.data,
+          .v = v.data,
+          .kv_index = t.kv_index,
+          .sequence = t.sequence,
+          .page_table = t.page_table,
+          .cache = cache,
+          .rows = v.rows,
+          .most_pages = t.most_pages};
+}
+
+}  // namespace
+
 void CudaOps::append_rows(Tensor k, Tensor v, const RowTables& t, const KvCache& cache) {
   constexpr int64_t kWarps = kThreads / 32;
   const int64_t warps = int64_t{v.rows} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
   launch("kv_append", "kv_append", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
-         KvAppendParams{.k = k.data,
-                        .v = v.data,
-                        .kv_index = t.kv_index,
-                        .sequence = t.sequence,
-                        .page_table = t.page_table,
-                        .cache = cache,
-                        .rows = v.rows,
-                        .most_pages = t.most_pages});
+         append_params(k, v, t, cache));
 }
 
 void CudaOps::kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) {
   append_rows(k, v, tables(rows), kv_cache(layer));
+}
+
+void CudaOps::rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const Rotation& rotation, const Rows& rows,
+                                const KvLayer& layer) {
+  constexpr int64_t kWarps = kThreads / 32;
+  changes(q), changes(k);
+  const KvCache cache = kv_cache(layer);
+  const auto turned = [&](Tensor x, int32_t n_heads, const VectorWeight* norm) {
+    return norm_rope_params(x, n_heads, cache.head_dim, norm, rotation.eps, rotation.table, rotation.layout);
+  };
+  const int64_t warps =
+      int64_t{k.rows} * (heads + cache.kv_heads + int64_t{cache.kv_heads} * kv_feature_blocks(cache.head_dim));
+  launch("kv_append", "rotate_and_append", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
+         RotateAppendParams{.q = turned(q, heads, rotation.q_norm),
+                            .k = turned(k, cache.kv_heads, rotation.k_norm),
+                            .append = append_params(k, v, tables(rows), cache)});
 }
 
 KeysValues CudaOps::kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) {

@@ -1,22 +1,30 @@
 // Linear layers: the input becomes a panel once, then all weights of one type are one launch.
+//
+// Up to 64 rows stream the weights, with the same bits for any number of them; more rows are tiles of a product, whose bits
+// do not depend on the number of rows either but differ from those of streaming by the rounding of sums.
 #include <algorithm>
 #include <array>
 #include <string>
 
 #include "base/error.h"
+#include "cuda/kernels/linear_prompt_shape.h"
 #include "cuda/ops.h"
 
 namespace v100::cuda {
 
 namespace {
 
-constexpr int32_t kMostRows = 64;  // of a streaming kernel
+constexpr int32_t kMostStreamedRows = 64;
 constexpr int32_t kTileRows = 8;
+constexpr int32_t kPanelStep = 32;  // features of a record
 
-// 8-row tiles of the smallest streaming kernel that takes the rows.
-int32_t tiles_for(int32_t rows) { return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8; }
+// 8-row tiles of the panel: those of the smallest streaming kernel that takes the rows, or of the kernels of prompts.
+int32_t panel_tiles(int32_t rows) {
+  if (rows > kMostStreamedRows) return (rows + kPromptRows - 1) / kPromptRows * (kPromptRows / kTileRows);
+  return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8;
+}
 
-LinearJob job_of(const Linear& layer, float* y, int32_t first_tile) {
+LinearJob job_of(const Linear& layer, float* y, int32_t first_tile, bool adds) {
   const DeviceWeight& weight = device_weight(*layer.weight);
   return {.weight = reinterpret_cast<const uint8_t*>(weight.address()),
           .bias = layer.bias.data.get(),
@@ -24,51 +32,103 @@ LinearJob job_of(const Linear& layer, float* y, int32_t first_tile) {
           .out_features = weight.out_features,
           .first_tile = first_tile,
           .scale = weight.product_scale(),
-          .adds = 0,
+          .adds = adds ? 1 : 0,
           .experts = nullptr};
 }
 
 }  // namespace
 
-CudaOps::Panel CudaOps::make_panel(Tensor x, int32_t first, int32_t rows) {
-  const int32_t tiles = tiles_for(rows);
+void CudaOps::changes(const void* memory, size_t bytes) {
+  const CUdeviceptr begin = address_of(memory);
+  if (known_panel_ && begin < known_panel_->end && begin + bytes > known_panel_->begin) known_panel_.reset();
+}
+
+std::optional<PanelOutput> CudaOps::output_panel(Tensor x) {
+  changes(x);
+  if (x.rows == 0 || x.rows > kMostStreamedRows || x.features % kPanelStep != 0) return std::nullopt;
+  const int32_t tiles = panel_tiles(x.rows);
+  const auto padded = static_cast<size_t>(tiles * kTileRows);
+  auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
+  auto* row_scale = take<float>(padded);
+  const CUdeviceptr begin = address_of(x);
+  known_panel_ = KnownPanel{begin, begin + static_cast<size_t>(x.size()) * sizeof(float), x,
+                            Panel{values, row_scale, x.rows, tiles}, arena_.mark()};
+  return PanelOutput{values, row_scale, tiles};
+}
+
+CudaOps::Panel CudaOps::make_panel(Tensor x) {
+  if (known_panel_ && known_panel_->x.data == x.data && known_panel_->x.rows == x.rows &&
+      known_panel_->x.features == x.features)
+    return known_panel_->panel;
+  const int32_t tiles = panel_tiles(x.rows);
   const auto padded = static_cast<size_t>(tiles * kTileRows);
   auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
   auto* row_scale = take<float>(padded);
   launch("panel", "panel", {static_cast<uint32_t>(padded)}, kThreads,
-         PanelParams{.x = x.row(first),
+         PanelParams{.x = x.data,
                      .panel = values,
                      .row_scale = row_scale,
-                     .rows = rows,
+                     .rows = x.rows,
                      .features = x.features,
                      .tiles = tiles});
-  return {values, row_scale, rows, tiles};
+  return {values, row_scale, x.rows, tiles};
 }
 
-// More than 64 rows go in pieces, which have the bits of 64 rows.
-void CudaOps::run_records(Tensor x, std::span<const Job> jobs) {
-  const std::string unit = "linear_" + std::string(device_weight(*jobs[0].layer->weight).codec()->unit);
-  for (int32_t first = 0; first < x.rows; first += kMostRows) {
-    const size_t mark = arena_.mark();
-    const Panel panel = make_panel(x, first, std::min(kMostRows, x.rows - first));
-    const std::string kernel = "rows" + std::to_string(panel.tiles * kTileRows);
-    const int32_t columns = panel.tiles > 1 ? 2 : 1;  // tiles of a block
-    for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
-      const auto part = jobs.subspan(begin, std::min<size_t>(kMostLinearJobs, jobs.size() - begin));
-      LinearParams params{};
-      params.panel = panel.values;
-      params.row_scale = panel.row_scale;
-      params.rows = panel.rows;
-      params.in_features = x.features;
-      params.jobs = static_cast<int32_t>(part.size());
-      for (size_t i = 0; i < part.size(); ++i) {
-        params.job[i] = job_of(*part[i].layer, part[i].y.row(first), params.tiles);
-        params.tiles += device_weight(*part[i].layer->weight).tiles();
-      }
-      launch(unit, kernel, {static_cast<uint32_t>((params.tiles + columns - 1) / columns)},
-             static_cast<uint32_t>(columns) * kThreads, params);
+void CudaOps::launch_records(const Panel& panel, const Codec& codec, const LinearParams& params, bool is_gated) {
+  const std::string prefix = is_gated ? "gated_" : "";
+  if (panel.rows > kMostStreamedRows) {
+    const int32_t multiprocessors = launches_->device().info().multiprocessors;
+    const bool is_wide = prompt_is_wide(panel.rows, params.tiles, is_gated, multiprocessors);
+    const PromptTile tile = is_wide ? kWideTile : kNarrowTile;
+    launch("linear_prompt_" + std::string(codec.unit), prefix + (is_wide ? "wide" : "narrow"),
+           {static_cast<uint32_t>(prompt_blocks(tile, panel.rows, params.tiles, is_gated))},
+           static_cast<uint32_t>(tile.threads), params);
+    return;
+  }
+  const int32_t columns = is_gated || panel.tiles > 1 ? 2 : 1;  // groups of 8 warps in a block
+  const int32_t blocks = is_gated ? params.tiles : (params.tiles + columns - 1) / columns;
+  launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(panel.tiles * kTileRows),
+         {static_cast<uint32_t>(blocks)}, static_cast<uint32_t>(columns) * kThreads, params);
+}
+
+void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> jobs,
+                          std::optional<Activation> activation) {
+  const size_t mark = arena_.mark();
+  const Panel panel = make_panel(x);
+  for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
+    const auto part = jobs.subspan(begin, std::min<size_t>(kMostLinearJobs, jobs.size() - begin));
+    LinearParams params{};
+    params.panel = panel.values;
+    params.row_scale = panel.row_scale;
+    params.rows = panel.rows;
+    params.in_features = x.features;
+    params.jobs = static_cast<int32_t>(part.size());
+    params.activation = activation ? static_cast<int32_t>(*activation) : 0;
+    for (size_t i = 0; i < part.size(); ++i) {
+      params.job[i] = job_of(*part[i].layer, part[i].y.data, activation ? 0 : params.tiles, part[i].adds);
+      if (!activation || i == 0) params.tiles += device_weight(*part[i].layer->weight).tiles();
     }
-    arena_.release(mark);
+    launch_records(panel, codec, params, activation.has_value());
+  }
+  arena_.release(mark);
+}
+
+void CudaOps::run_floats(Tensor x, std::span<const Job> jobs) {
+  const bool is_few = x.rows <= kMostStreamedRows;
+  const int32_t features = is_few ? 4 : 16, rows = is_few ? 8 : 16;  // of a block
+  for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
+    const auto part = jobs.subspan(begin, std::min<size_t>(kMostLinearJobs, jobs.size() - begin));
+    LinearF32Params params{};
+    params.x = x.data;
+    params.rows = x.rows;
+    params.in_features = x.features;
+    params.jobs = static_cast<int32_t>(part.size());
+    int32_t tiles = 0;
+    for (size_t i = 0; i < part.size(); ++i) {
+      params.job[i] = job_of(*part[i].layer, part[i].y.data, tiles, part[i].adds);
+      tiles += (params.job[i].out_features + features - 1) / features;
+    }
+    launch("linear_f32", is_few ? "rows8" : "rows16", rows_grid(tiles, (x.rows + rows - 1) / rows), kThreads, params);
   }
 }
 
@@ -77,13 +137,15 @@ void CudaOps::run_linear(Tensor x, std::span<const Job> jobs) {
   std::vector<const Codec*> done;
   for (const Job& job : jobs) {
     const Codec* codec = device_weight(*job.layer->weight).codec();
-    if (codec == nullptr) throw_missing("linear of F32 weights");
     if (std::find(done.begin(), done.end(), codec) != done.end()) continue;
     done.push_back(codec);
     same.clear();
     for (const Job& other : jobs)
       if (device_weight(*other.layer->weight).codec() == codec) same.push_back(other);
-    run_records(x, same);
+    if (codec == nullptr)
+      run_floats(x, same);
+    else
+      run_records(x, *codec, same, std::nullopt);
   }
 }
 
@@ -92,6 +154,13 @@ Tensor CudaOps::linear(Tensor x, const Linear& w) {
   const Job job{&w, create(x.rows, w.weight->out_features)};
   run_linear(x, {&job, 1});
   return job.y;
+}
+
+void CudaOps::add_linear(Tensor x, Tensor y, const Linear& w) {
+  if (seat_.adds() || w.weight == nullptr) return Ops::add_linear(x, y, w);
+  changes(x);
+  const Job job{&w, x, true};
+  run_linear(y, {&job, 1});
 }
 
 void CudaOps::multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) {
@@ -112,31 +181,15 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   if (gate.weight == nullptr) return zeros(x.rows, gate.out_features);
   const Tensor y = create(x.rows, gate.weight->out_features);
   const Codec* codec = device_weight(*gate.weight).codec();
-  if (codec == nullptr || codec != device_weight(*up.weight).codec()) {
-    const size_t mark = arena_.mark();
-    const std::array<Job, 2> jobs{Job{&gate, y}, Job{&up, create(x.rows, y.features)}};
-    run_linear(x, jobs);
-    activate(y, jobs[1].y, activation);
-    arena_.release(mark);
+  if (codec != nullptr && codec == device_weight(*up.weight).codec()) {
+    run_records(x, *codec, std::array{Job{&gate, y}, Job{&up, {}}}, activation);
     return y;
   }
-  for (int32_t first = 0; first < x.rows; first += kMostRows) {
-    const size_t mark = arena_.mark();
-    const Panel panel = make_panel(x, first, std::min(kMostRows, x.rows - first));
-    LinearParams params{};
-    params.panel = panel.values;
-    params.row_scale = panel.row_scale;
-    params.rows = panel.rows;
-    params.in_features = x.features;
-    params.jobs = 2;
-    params.tiles = device_weight(*gate.weight).tiles();
-    params.activation = static_cast<int32_t>(activation);
-    params.job[0] = job_of(gate, y.row(first), 0);
-    params.job[1] = job_of(up, nullptr, 0);
-    launch("linear_" + std::string(codec->unit), "gated_rows" + std::to_string(panel.tiles * kTileRows),
-           {static_cast<uint32_t>(params.tiles)}, 2 * kThreads, params);
-    arena_.release(mark);
-  }
+  const size_t mark = arena_.mark();
+  const Tensor other = create(x.rows, y.features);
+  run_linear(x, std::array{Job{&gate, y}, Job{&up, other}});
+  activate(y, other, activation);
+  arena_.release(mark);
   return y;
 }
 

@@ -40,6 +40,7 @@ Tensor CudaOps::norm_streams(Tensor x, int32_t streams, const VectorWeight& w, f
 }
 
 void CudaOps::scaled_silu(Tensor x, float factor) {
+  changes(x);
   launch_flat("streams", "scaled_silu", x.size(), ScaleParams{.x = x.data, .n = x.size(), .factor = factor});
 }
 
@@ -52,6 +53,7 @@ Tensor CudaOps::mix_streams(Tensor x, Tensor gate, int32_t streams) {
 }
 
 void CudaOps::add_to_streams(Tensor x, Tensor y, Tensor inject) {
+  changes(x);
   launch("streams", "add_to_streams", rows_grid(x.rows, wide_blocks(y.features)), kThreads,
          AddToStreamsParams{.x = x.data,
                             .y = y.data,

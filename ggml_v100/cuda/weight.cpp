@@ -1,5 +1,5 @@
 // Types that no kernel reads become F16 times a power of two for the whole matrix, which brings the largest value to
-// 2^14..2^15: nothing overflows, and values of BF16 down to 2^-29 of the largest are exact.
+// 2^14..2^15, as bf16_exponent of kernels/params.h says of BF16: nothing overflows, and what is far smaller keeps its bits.
 #include "cuda/weight.h"
 
 #include <algorithm>
@@ -41,7 +41,27 @@ size_t record_bytes(const Codec& codec, int32_t in_features, int32_t out_feature
   return static_cast<size_t>(rows * row_bytes(traits(codec.type), in_features));
 }
 
-// The power of two that converted values are stored times, as an exponent.
+// The power of two that values of BF16 are stored times, as an exponent.
+int32_t bf16_exponent_of(int64_t count, const std::byte* values, ThreadPool& pool) {
+  constexpr int64_t kChunk = 1 << 20;
+  constexpr uint32_t kInfinity = 0x7f80;
+  std::atomic<uint32_t> largest{0};
+  pool.parallel_for(count, kChunk, [&](int64_t begin, int64_t end) {
+    uint32_t mine = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      uint16_t bits;
+      std::memcpy(&bits, values + i * 2, sizeof bits);
+      const uint32_t magnitude = bits & 0x7fffu;
+      mine = std::max(mine, magnitude < kInfinity ? magnitude : 0);
+    }
+    uint32_t known = largest.load();
+    while (mine > known && !largest.compare_exchange_weak(known, mine)) {
+    }
+  });
+  return bf16_exponent(largest.load());
+}
+
+// The same of values that are decoded first.
 int32_t stored_exponent(QuantType type, int64_t row_size, int32_t in_features, int32_t out_features,
                         const std::byte* rows, ThreadPool& pool) {
   std::atomic<float> largest{0.0f};
@@ -101,13 +121,13 @@ WeightPacker::Piece& WeightPacker::next_piece(size_t bytes) {
 }
 
 template <class Source>
-void WeightPacker::send_records(const Codec& codec, int32_t in_features, int32_t out_features, CUdeviceptr to,
-                                const Source& source) {
+void WeightPacker::send_records(const Codec& codec, std::string_view repacked_from, int32_t exponent,
+                                int32_t in_features, int32_t out_features, CUdeviceptr to, const Source& source) {
   const auto row_size = static_cast<size_t>(row_bytes(traits(codec.type), in_features));
   const size_t whole_tiles = static_cast<size_t>(out_features / kTileRows * kTileRows) * row_size;
   // The rest of the last tile is rows of zeros.
   stream_.fill(to + whole_tiles, 0, record_bytes(codec, in_features, out_features) - whole_tiles);
-  const Kernel& repack = launches_->kernel("repack", "repack_" + std::string(codec.name));
+  const Kernel& repack = launches_->kernel("repack", "repack_" + std::string(repacked_from));
   const auto tiles = static_cast<int32_t>(std::max<size_t>(1, kPieceBytes / (row_size * kTileRows)));
   const int32_t blocks = in_features / block_values(codec), most = tiles * kTileRows;
   for (int32_t first = 0; first < out_features; first += most) {
@@ -121,6 +141,7 @@ void WeightPacker::send_records(const Codec& codec, int32_t in_features, int32_t
     params.packed = reinterpret_cast<uint8_t*>(to + static_cast<size_t>(first) * row_size);
     params.out_features = rows;
     params.blocks = blocks;
+    params.exponent = exponent;
     const auto items = static_cast<uint64_t>(rows) * static_cast<uint64_t>(blocks);
     repack.launch(stream_, {static_cast<uint32_t>((items + kRepackThreads - 1) / kRepackThreads)}, kRepackThreads,
                   params);
@@ -153,30 +174,34 @@ std::shared_ptr<const DeviceWeight> WeightPacker::pack(QuantType type, int32_t i
   const size_t bytes = weight_bytes(type, in_features, out_features);
   const auto data = slabs_.allocate(bytes);
   const Codec* codec = nullptr;
-  float stored_scale = 1.0f;
   const auto in_parallel = [&pool](int32_t count, const auto& body) {
     pool.parallel_for(count, std::max<int64_t>(1, count / (pool.active() * 4)), [&](int64_t begin, int64_t end) {
       body(static_cast<int32_t>(begin), static_cast<int32_t>(end));
     });
   };
+  const auto file_rows = [&](int32_t first, int32_t count, std::byte* to) {
+    in_parallel(count, [&](int32_t begin, int32_t end) {
+      std::memcpy(to + begin * row_size, rows + (first + begin) * row_size,
+                  static_cast<size_t>((end - begin) * row_size));
+    });
+  };
+  int32_t exponent = 0;  // values are stored times 2^exponent
   switch (form) {
     case WeightForm::records:
       codec = find_codec(type);
-      send_records(*codec, in_features, out_features, address_of(data.get()),
-                   [&](int32_t first, int32_t count, std::byte* to) {
-                     in_parallel(count, [&](int32_t begin, int32_t end) {
-                       std::memcpy(to + begin * row_size, rows + (first + begin) * row_size,
-                                   static_cast<size_t>((end - begin) * row_size));
-                     });
-                   });
+      send_records(*codec, codec->name, 0, in_features, out_features, address_of(data.get()), file_rows);
       break;
-    case WeightForm::converted: {
+    case WeightForm::converted:
       codec = find_codec(QuantType::F16);
-      const int32_t exponent = stored_exponent(type, row_size, in_features, out_features, rows, pool);
-      const float factor = std::ldexp(1.0f, exponent);
-      stored_scale = std::ldexp(1.0f, -exponent);
-      send_records(*codec, in_features, out_features, address_of(data.get()),
+      if (type == QuantType::BF16) {
+        exponent = bf16_exponent_of(int64_t{in_features} * out_features, rows, pool);
+        send_records(*codec, "BF16", exponent, in_features, out_features, address_of(data.get()), file_rows);
+        break;
+      }
+      exponent = stored_exponent(type, row_size, in_features, out_features, rows, pool);
+      send_records(*codec, codec->name, 0, in_features, out_features, address_of(data.get()),
                    [&](int32_t first, int32_t count, std::byte* to) {
+                     const float factor = std::ldexp(1.0f, exponent);
                      in_parallel(count, [&](int32_t begin, int32_t end) {
                        std::vector<float> values(static_cast<size_t>(in_features));
                        std::vector<uint16_t> halves(values.size());
@@ -189,7 +214,6 @@ std::shared_ptr<const DeviceWeight> WeightPacker::pack(QuantType type, int32_t i
                      });
                    });
       break;
-    }
     case WeightForm::floats:
       send_floats(in_features, out_features, address_of(data.get()), [&](int32_t first, int32_t count, std::byte* to) {
         in_parallel(count, [&](int32_t begin, int32_t end) {
@@ -201,7 +225,8 @@ std::shared_ptr<const DeviceWeight> WeightPacker::pack(QuantType type, int32_t i
       break;
   }
   stream_.synchronize();
-  return std::make_shared<DeviceWeight>(type, in_features, out_features, scale, codec, stored_scale, data, bytes);
+  return std::make_shared<DeviceWeight>(type, in_features, out_features, scale, codec, std::ldexp(1.0f, -exponent),
+                                        data, bytes);
 }
 
 std::shared_ptr<const float[]> WeightPacker::place(std::span<const float> values) {

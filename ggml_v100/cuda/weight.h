@@ -82,10 +82,11 @@ class WeightPacker {
     bool is_used = false;
   };
   Piece& next_piece(size_t bytes);
-  // source(first row, rows, to): the matrix in the file layout of `codec`.
+  // source(first row, rows, to): the matrix in the file layout of the type `repacked_from`, whose blocks have the size of
+  // the codec's.
   template <class Source>
-  void send_records(const Codec& codec, int32_t in_features, int32_t out_features, CUdeviceptr to,
-                    const Source& source);
+  void send_records(const Codec& codec, std::string_view repacked_from, int32_t exponent, int32_t in_features,
+                    int32_t out_features, CUdeviceptr to, const Source& source);
   template <class Source>
   void send_floats(int32_t in_features, int32_t out_features, CUdeviceptr to, const Source& source);
 

@@ -160,18 +160,22 @@ RowRange DFlash::visible(int32_t n, int32_t j, int32_t block_rows, bool is_windo
   return {first, is_causal_ ? n + j + 1 : n + block_rows};
 }
 
-KeysValues DFlash::keys_values(Ops& ops, const Block& w, Tensor x, const RopeTable& rope) const {
-  const int32_t d = hp_.head_dim_k, heads = w.k.weight->out_features / d;
-  const Tensor k = ops.linear(x, w.k);
-  Tensor v;
-  if (w.v.weight) {
-    v = ops.linear(x, w.v);
-  } else {
-    const Tensor normed = ops.rms_norm({k.data, k.rows * heads, d}, w.ones, hp_.rms_epsilon);
-    v = {normed.data, k.rows, k.features};
-  }
-  ops.norm_rope(k, heads, d, w.k_norm, hp_.rms_epsilon, rope, RopeLayout::halves);
-  return {k, v};
+KeysValues DFlash::keys_values(Ops& ops, const Block& w, Tensor x, Tensor* q) const {
+  std::vector<const Linear*> weights{&w.k};
+  if (w.v.weight) weights.push_back(&w.v);
+  if (q != nullptr) weights.push_back(&w.q);
+  std::vector<Tensor> made(weights.size());
+  ops.multi_linear(x, weights, made);
+  if (q != nullptr) *q = made.back();
+  const Tensor k = made[0];
+  if (w.v.weight) return {k, made[1]};
+  const int32_t d = hp_.head_dim_k;
+  const Tensor normed = ops.rms_norm({k.data, k.rows * (k.features / d), d}, w.ones, hp_.rms_epsilon);
+  return {k, {normed.data, k.rows, k.features}};
+}
+
+Rotation DFlash::rotation_of(const Block& w, const RopeTable& rope) const {
+  return {rope, RopeLayout::halves, &w.q_norm, &w.k_norm, hp_.rms_epsilon};
 }
 
 void DFlash::take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const KvLayer> kv,
@@ -179,8 +183,9 @@ void DFlash::take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const Kv
   const Tensor context = ops.rms_norm(ops.linear(taps, fuse_), fuse_norm_, hp_.rms_epsilon);  // [rows, E]
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const Ops::Scope scope(ops);
-    const KeysValues made = keys_values(ops, blocks_[layer], context, rope);
-    ops.kv_append(made.k, made.v, rows, kv[layer]);
+    const Block& w = blocks_[layer];
+    const KeysValues made = keys_values(ops, w, context, nullptr);
+    ops.rotate_and_append({nullptr, context.rows, 0}, made.k, made.v, 0, rotation_of(w, rope), rows, kv[layer]);
   }
 }
 
@@ -190,10 +195,9 @@ Tensor DFlash::attention(Ops& ops, const Block& w, Tensor x, const Rows& rows, i
   Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);
   const Tensor own = w.attn_conv ? ops.linear(n, w.attn_coefficients) : Tensor{};
   if (w.attn_conv) n = ops.block_conv(n, w.attn_conv, 0, own, block_rows);
-  const Tensor q = ops.linear(n, w.q);
-  ops.norm_rope(q, heads, d, w.q_norm, hp_.rms_epsilon, rope, RopeLayout::halves);
-  const KeysValues made = keys_values(ops, w, n, rope);
-  ops.kv_append(made.k, made.v, rows, kv);
+  Tensor q;
+  const KeysValues made = keys_values(ops, w, n, &q);
+  ops.rotate_and_append(q, made.k, made.v, heads, rotation_of(w, rope), rows, kv);
   Tensor a = ops.linear(ops.attention(q, rows, kv, heads, scale_), w.output);
   if (value_scale_ != 1.0f) ops.scale(a, value_scale_);
   if (w.attn_conv) a = ops.block_conv(a, w.attn_conv, 1, own, block_rows);

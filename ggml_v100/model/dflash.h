@@ -99,7 +99,9 @@ class DFlash {
 
   void add_transitions(Ops& ops, int32_t anchor, Tensor states, DraftLattice& lattice) const;
   Block load_block(const WeightLoader& weights, int32_t layer) const;
-  KeysValues keys_values(Ops& ops, const Block& w, Tensor x, const RopeTable& rope) const;
+  // Of x, and with q its queries, from one reading of x; none of them turned.
+  KeysValues keys_values(Ops& ops, const Block& w, Tensor x, Tensor* q) const;
+  Rotation rotation_of(const Block& w, const RopeTable& rope) const;
   Tensor attention(Ops& ops, const Block& w, Tensor x, const Rows& rows, int32_t block_rows, const KvLayer& kv,
                    const RopeTable& rope) const;
   Tensor feed_forward(Ops& ops, const Block& w, Tensor x, int32_t block_rows) const;

@@ -36,14 +36,15 @@ GatedAttentionWeights load_gated_attention(const WeightLoader& weights, const Hy
   return w;
 }
 
-GatedQueryKeyValue project_gated(Ops& ops, Tensor n, const RopeTable& rope, float eps, const GatedAttentionWeights& w) {
+GatedQueries project_gated(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
+                           const GatedAttentionWeights& w) {
   const std::array<const Linear*, 4> weights{&w.attn.q, &w.attn.k, &w.attn.v, &w.gate};
   std::array<Tensor, 4> projected;
   ops.multi_linear(n, weights, projected);
   const auto [q, k, v, gate] = projected;
-  ops.norm_rope(q, w.attn.heads, w.q_norm.size, w.q_norm, eps, rope, RopeLayout::halves);
-  ops.norm_rope(k, w.attn.kv_heads, w.k_norm.size, w.k_norm, eps, rope, RopeLayout::halves);
-  return {{q, k, v}, gate};
+  const Rotation rotation{rope, RopeLayout::halves, &w.q_norm, &w.k_norm, eps};
+  ops.rotate_and_append(q, k, v, w.attn.heads, rotation, rows, kv);
+  return {q, gate};
 }
 
 void append_gated(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
@@ -52,16 +53,15 @@ void append_gated(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const
   std::array<Tensor, 2> projected;
   ops.multi_linear(n, weights, projected);
   const auto [k, v] = projected;
-  ops.norm_rope(k, w.attn.kv_heads, w.k_norm.size, w.k_norm, eps, rope, RopeLayout::halves);
-  ops.kv_append(k, v, rows, kv);
+  const Rotation rotation{rope, RopeLayout::halves, nullptr, &w.k_norm, eps};
+  ops.rotate_and_append({nullptr, k.rows, 0}, k, v, 0, rotation, rows, kv);
 }
 
 Tensor gated_attention(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
                        const GatedAttentionWeights& w) {
-  const auto [qkv, gate] = project_gated(ops, n, rope, eps, w);
-  ops.kv_append(qkv.k, qkv.v, rows, kv);
+  const auto [q, gate] = project_gated(ops, n, rows, kv, rope, eps, w);
   const float scale = 1.0f / std::sqrt(static_cast<float>(w.q_norm.size));
-  const Tensor o = ops.attention(qkv.q, rows, kv, w.attn.heads, scale);  // [rows, Hq D]
+  const Tensor o = ops.attention(q, rows, kv, w.attn.heads, scale);  // [rows, Hq D]
   ops.apply_gate(o, gate);
   const Tensor a = ops.linear(o, w.attn.output);  // [rows, H], partial
   ops.all_reduce(a);

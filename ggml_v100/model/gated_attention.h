@@ -15,12 +15,12 @@ struct GatedAttentionWeights {
 // attn_q holds queries and gates, head after head D rows of one and D rows of the other.
 GatedAttentionWeights load_gated_attention(const WeightLoader& weights, const Hyperparameters& hp, int32_t layer);
 
-struct GatedQueryKeyValue {
-  QueryKeyValue qkv;
-  Tensor gate;  // [rows, Hq D]
+struct GatedQueries {
+  Tensor q, gate;  // [rows, Hq D] each
 };
-// n [rows, H], normed. Queries and keys come normalised and rotated.
-GatedQueryKeyValue project_gated(Ops& ops, Tensor n, const RopeTable& rope, float eps, const GatedAttentionWeights& w);
+// n [rows, H], normed. Keys and values are appended to the KV pages; queries come normalised and rotated.
+GatedQueries project_gated(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,
+                           const GatedAttentionWeights& w);
 
 // Only the part that appends n [rows, H], normed, to the KV pages.
 void append_gated(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, const RopeTable& rope, float eps,

@@ -122,13 +122,9 @@ Tensor Gemma3::attention(Ops& ops, int32_t layer, const Rows& rows, const Forwar
   const RopeTable& rope = state.ropes[w.is_windowed ? 1 : 0];
   const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);
   const QueryKeyValue qkv = project(ops, n, w.attn);
-  const auto norm_rope = [&](Tensor heads, int32_t count, const VectorWeight& norm) {
-    ops.norm_rope(heads, count, hp_.head_dim_k, norm, hp_.rms_epsilon, rope, RopeLayout::halves);
-  };
-  norm_rope(qkv.q, w.attn.heads, w.attn_q_norm);
-  norm_rope(qkv.k, w.attn.kv_heads, w.attn_k_norm);
+  const Rotation rotation{rope, RopeLayout::halves, &w.attn_q_norm, &w.attn_k_norm, hp_.rms_epsilon};
   const Rows& seen = w.is_windowed ? state.windowed : rows;
-  const Tensor a = attend(ops, qkv, seen, state.kv[static_cast<size_t>(layer)], attention_scale_, w.attn);
+  const Tensor a = attend(ops, qkv, rotation, seen, state.kv[static_cast<size_t>(layer)], attention_scale_, w.attn);
   return ops.rms_norm(a, w.post_attention_norm, hp_.rms_epsilon);
 }
 

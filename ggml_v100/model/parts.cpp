@@ -76,9 +76,9 @@ QueryKeyValue project(Ops& ops, Tensor n, const AttentionWeights& w) {
   return {outputs[0], outputs[1], outputs[2]};
 }
 
-Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLayer& kv, float scale,
-              const AttentionWeights& w) {
-  ops.kv_append(qkv.k, qkv.v, seen, kv);
+Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rotation& rotation, const Rows& seen, const KvLayer& kv,
+              float scale, const AttentionWeights& w) {
+  ops.rotate_and_append(qkv.q, qkv.k, qkv.v, w.heads, rotation, seen, kv);
   const Tensor heads = ops.attention(qkv.q, seen, kv, w.heads, scale);  // [rows, Hq Dv]
   const Tensor a = ops.linear(heads, w.output);                         // [rows, H], partial
   ops.all_reduce(a);
@@ -190,6 +190,13 @@ Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activ
   }
   ops.all_reduce(d);
   return d;
+}
+
+void add_feed_forward(Ops& ops, Tensor x, Tensor n, const FeedForwardWeights& w, Activation activation) {
+  if (w.experts_used == 0)
+    ops.add_linear(x, ops.gated_linear(n, w.gate, w.up, activation), w.down);
+  else
+    ops.add(x, gated_feed_forward(ops, n, w, activation));
 }
 
 }  // namespace v100

@@ -35,10 +35,10 @@ struct QueryKeyValue {
   Tensor q, k, v;  // [rows, Hq D], [rows, Hkv D], [rows, Hkv Dv]
 };
 QueryKeyValue project(Ops& ops, Tensor n, const AttentionWeights& w);
-// Appends k and v, attends over what the rows see (`seen`: the rows, perhaps with a shorter view), projects back to
-// [rows, H].
-Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rows& seen, const KvLayer& kv, float scale,
-              const AttentionWeights& w);
+// Turns q and k, appends k and v, attends over what the rows see (`seen`: the rows, perhaps with a shorter view), projects
+// back to [rows, H].
+Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rotation& rotation, const Rows& seen, const KvLayer& kv,
+              float scale, const AttentionWeights& w);
 
 // The expert beside a mixture that sees every token. F: its width, this rank's part of it.
 struct SharedExpertWeights {
@@ -62,6 +62,8 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
 
 // [rows, H] -> [rows, H].
 Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation);
+// x += gated_feed_forward(n).
+void add_feed_forward(Ops& ops, Tensor x, Tensor n, const FeedForwardWeights& w, Activation activation);
 
 // The output matrix.
 struct OutputWeights {

@@ -58,16 +58,15 @@ Tensor Qwen2::attention(Ops& ops, int32_t layer, const Rows& rows, const Forward
   const Block& w = blocks_[static_cast<size_t>(layer)];
   const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);
   const QueryKeyValue qkv = project(ops, n, w.attn);
-  ops.rope(qkv.q, w.attn.heads, hp_.head_dim_k, state.ropes[0], RopeLayout::halves);
-  ops.rope(qkv.k, w.attn.kv_heads, hp_.head_dim_k, state.ropes[0], RopeLayout::halves);
   const float scale = 1.0f / std::sqrt(static_cast<float>(hp_.head_dim_k));
-  return attend(ops, qkv, rows, state.kv[static_cast<size_t>(layer)], scale, w.attn);
+  const Rotation rotation{.table = state.ropes[0], .layout = RopeLayout::halves};
+  return attend(ops, qkv, rotation, rows, state.kv[static_cast<size_t>(layer)], scale, w.attn);
 }
 
 void Qwen2::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
   const Block& w = blocks_[static_cast<size_t>(layer)];
   const Tensor n = ops.add_rms_norm(x, a, w.ffn_norm, hp_.rms_epsilon);
-  ops.add(x, gated_feed_forward(ops, n, w.ffn, Activation::silu));
+  add_feed_forward(ops, x, n, w.ffn, Activation::silu);
 }
 
 }  // namespace

@@ -56,19 +56,15 @@ Tensor Qwen3::attention(Ops& ops, int32_t layer, const Rows& rows, const Forward
   const Block& w = blocks_[static_cast<size_t>(layer)];
   const Tensor n = ops.rms_norm(x, w.attn_norm, hp_.rms_epsilon);
   const QueryKeyValue qkv = project(ops, n, w.attn);
-  const auto norm_rope = [&](Tensor heads, int32_t count, const VectorWeight& norm) {
-    ops.norm_rope(heads, count, hp_.head_dim_k, norm, hp_.rms_epsilon, state.ropes[0], RopeLayout::halves);
-  };
-  norm_rope(qkv.q, w.attn.heads, w.attn_q_norm);
-  norm_rope(qkv.k, w.attn.kv_heads, w.attn_k_norm);
   const float scale = 1.0f / std::sqrt(static_cast<float>(hp_.head_dim_k));
-  return attend(ops, qkv, rows, state.kv[static_cast<size_t>(layer)], scale, w.attn);
+  const Rotation rotation{state.ropes[0], RopeLayout::halves, &w.attn_q_norm, &w.attn_k_norm, hp_.rms_epsilon};
+  return attend(ops, qkv, rotation, rows, state.kv[static_cast<size_t>(layer)], scale, w.attn);
 }
 
 void Qwen3::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
   const Block& w = blocks_[static_cast<size_t>(layer)];
   const Tensor n = ops.add_rms_norm(x, a, w.ffn_norm, hp_.rms_epsilon);
-  ops.add(x, gated_feed_forward(ops, n, w.ffn, Activation::silu));
+  add_feed_forward(ops, x, n, w.ffn, Activation::silu);
 }
 
 }  // namespace

@@ -192,7 +192,7 @@ void Qwen35::feed_forward(Ops& ops, int32_t layer, Tensor x, Tensor a) const {
 
 void Qwen35::feed_forward(Ops& ops, const Block& w, Tensor x, Tensor a) const {
   const Tensor n = ops.add_rms_norm(x, a, w.post_attention_norm, hp_.rms_epsilon);
-  ops.add(x, gated_feed_forward(ops, n, w.ffn, Activation::silu));
+  add_feed_forward(ops, x, n, w.ffn, Activation::silu);
 }
 
 std::unique_ptr<TextModel> load(Hyperparameters hp, const Keys& keys, const WeightLoader& weights) {

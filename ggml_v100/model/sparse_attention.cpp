@@ -69,10 +69,9 @@ Tensor sparse_gated_attention(Ops& ops, Tensor n, const Rows& rows, const Sparse
   ops.append_index(index[1], indexer.k_norm, eps, state.block_rope, rows, state.index);
   const BlockChoice choice = ops.choose_blocks(index[0], rows, state.index, indexer.heads, indexer.blocks);
 
-  const auto [qkv, gate] = project_gated(ops, n, state.rope, eps, w);
-  ops.kv_append(qkv.k, qkv.v, rows, state.kv);
+  const auto [q, gate] = project_gated(ops, n, rows, state.kv, state.rope, eps, w);
   const float scale = 1.0f / std::sqrt(static_cast<float>(w.q_norm.size));
-  const Tensor o = ops.sparse_attention(qkv.q, rows, choice, state.kv, w.attn.heads, scale);  // [rows, Hq D]
+  const Tensor o = ops.sparse_attention(q, rows, choice, state.kv, w.attn.heads, scale);  // [rows, Hq D]
   ops.apply_gate(o, gate);
   const Tensor a = ops.linear(o, w.attn.output);  // [rows, H], partial
   ops.all_reduce(a);

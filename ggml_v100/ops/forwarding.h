@@ -1,4 +1,5 @@
-// Base of decorators of Ops: hands every call on to `inner`. A decorator overrides what it adds something to.
+// Base of decorators of Ops: hands every call on to `inner`. A decorator overrides what it adds something to. add_linear is
+// not handed on: its linear is one that a decorator may override.
 #pragma once
 
 #include <memory>
@@ -90,6 +91,10 @@ class ForwardingOps : public Ops {
   }
   void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) override {
     inner_->kv_append(k, v, rows, layer);
+  }
+  void rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const Rotation& rotation, const Rows& rows,
+                         const KvLayer& layer) override {
+    inner_->rotate_and_append(q, k, v, heads, rotation, rows, layer);
   }
   KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override {
     return inner_->kv_read(indices, pages, layer);

@@ -166,6 +166,15 @@ struct RopeTable {
   int32_t rows = 0;
 };
 
+// How queries and keys are turned before they meet: a norm of each head where there is one, then rope.
+struct Rotation {
+  RopeTable table;
+  RopeLayout layout = RopeLayout::halves;
+  const VectorWeight* q_norm = nullptr;  // [head_dim] each
+  const VectorWeight* k_norm = nullptr;
+  float eps = 0.0f;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -226,6 +235,8 @@ class Ops {
   virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;
   // act(linear(x, gate)) * linear(x, up).
   virtual Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) = 0;
+  // x += the sum of linear(y, w) over ranks, in place. One step on a device that is alone.
+  virtual void add_linear(Tensor x, Tensor y, const Linear& w);
   // x = act(x) * up in place: what gated_linear makes of its two products.
   virtual void activate(Tensor x, Tensor up, Activation activation) = 0;
 
@@ -241,6 +252,10 @@ class Ops {
   // Q4_0: per 32, m = the value of largest magnitude (first of equals), d = m / -8, q = min(15, trunc(fma(x, 1 / d, 8.5)))
   // (d = 0: q = 8), d stored as f16. Reading back: f32(d) * q (q - 8 for Q4_0).
   virtual void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) = 0;
+
+  // rope, or norm_rope, of q [rows, heads * head_dim] and of k in place, then kv_append of k and v. One step on devices.
+  virtual void rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const Rotation& rotation,
+                                 const Rows& rows, const KvLayer& layer);
 
   // What kv_append stored at the given indices of a sequence, read back: k [indices, kv_heads * head_dim_k] and v. Storing
   // it again changes no bit.

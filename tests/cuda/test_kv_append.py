@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.cuda_device import Device
+from support.cuda_device import Device, struct_of
 from support.cuda_kv import Cache, rounded
 
 
@@ -68,3 +68,56 @@ def test_what_is_read_back_is_exact_and_storing_it_again_changes_no_bit(
         assert np.array_equal(found, rounded(stored[first:], kind))
     cache.append(*read, list(range(first, length)), [1] * (length - first))
     assert np.array_equal(cache.pages.get(), before)
+
+
+@pytest.mark.parametrize("kinds", [("f16", "f16"), ("q8_0", "q4_0")], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 64), (1, 1, 256), (0, 3, 64), (5, 1, 80)])
+@pytest.mark.parametrize("halves", [0, 1])
+@pytest.mark.parametrize("normed", [False, True])
+def test_turned_and_appended_is_turned_then_appended(
+    device: Device, kinds: tuple[str, str], heads: int, kv_heads: int, head_dim: int, halves: int, normed: bool
+) -> None:
+    if head_dim % 32 != 0 and kinds != ("f16", "f16"):
+        pytest.skip("quantised heads are multiples of 32")
+    source = np.random.default_rng(heads)
+    lengths, rows, pairs = [270, 3], 7, head_dim // 2 - 8
+    kv_index, sequence = [3, 255, 256, 257, 269, 0, 2], [0, 0, 0, 0, 0, 1, 1]
+
+    def normal(*shape: int) -> np.ndarray:
+        return source.standard_normal(shape).astype(np.float32)
+
+    q, k, v = normal(rows, max(heads, 1), head_dim), normal(rows, kv_heads, head_dim), normal(rows, kv_heads, head_dim)
+    angles = {"cosine": device.put(normal(rows, pairs)), "sine": device.put(normal(rows, pairs))}
+    norms = [device.put(normal(head_dim)) if normed else 0 for _ in range(2)]
+    results = []
+    for fused in (False, True):
+        cache = Cache(device, lengths, kv_heads, head_dim, kinds, np.random.default_rng(1))
+        turned = [device.put(q), device.put(k)]
+        parts = [
+            {
+                "x": x, "weight": weight, "rows": rows, "heads": n, "head_dim": head_dim, "pairs": pairs,
+                "halves": halves, "eps": 1e-5, **angles,
+            }
+            for x, weight, n in zip(turned, norms, (heads, kv_heads), strict=True)
+        ]  # fmt: skip
+        append = {
+            "k": turned[1], "v": device.put(v), "kv_index": device.put(np.array(kv_index, np.int32)), "rows": rows,
+            "sequence": device.put(np.array(sequence, np.int32)), "page_table": device.put(cache.page_table),
+            "most_pages": cache.most_pages, "cache": cache.struct,
+        }  # fmt: skip
+        blocks = -(-head_dim // 32)
+        if fused:
+            structs = [struct_of("NormRopeParams", **part) for part in parts]
+            warps = rows * (heads + kv_heads + kv_heads * blocks)
+            device.kernel("kv_append", "rotate_and_append")(
+                -(-warps // 8), 256, "RotateAppendParams", q=structs[0], k=structs[1],
+                append=struct_of("KvAppendParams", **append),
+            )  # fmt: skip
+        else:
+            for part in parts:
+                if part["heads"] > 0:
+                    device.kernel("rows", "norm_rope")(-(-rows * part["heads"] // 8), 256, "NormRopeParams", **part)
+            warps = rows * kv_heads * blocks * 2
+            device.kernel("kv_append", "kv_append")(-(-warps // 8), 256, "KvAppendParams", **append)
+        results.append((turned[0].get().tobytes(), turned[1].get().tobytes(), cache.pages.get().tobytes()))
+    assert results[0] == results[1]

@@ -11,6 +11,7 @@ import pytest
 
 from pyllama import Llama, LlamaGrammar, LlamaPromptLookupDecoding, SpeculationOptions
 from pyllama.errors import InvalidArgument
+from pyllama.llama_sequence import TokenSequence
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 
@@ -73,6 +74,48 @@ def test_texts_are_those_without_a_draft_model(paths: dict[str, Path], architect
     for kind, draft_model in kinds(paths, architecture).items():
         with Llama(str(paths[architecture]), draft_model=draft_model, **options) as llama:
             assert list(answers(llama)) == expected, kind
+
+
+def generated(llama: Llama, seed: int) -> list[Any]:
+    """What `generate` gives, and how many tokens the object says it holds, with tokens sent at random places."""
+    rng, found = np.random.default_rng(seed), []
+    sampling = {"temp": float(rng.choice([0.0, 0.9])), "top_k": 30, "repeat_penalty": 1.1}
+    if seed % 3 == 0:
+        sampling |= {"grammar": GRAMMAR}
+    stream = llama.generate(llama.tokenize(PROMPTS[seed % 3].encode()), **sampling)
+    try:
+        token = next(stream)
+        for _ in range(60):
+            found += [token, llama.n_tokens]
+            is_sent = seed % 3 != 0 and rng.random() < 0.15
+            token = stream.send(rng.integers(3, 290, rng.integers(1, 4)).tolist()) if is_sent else next(stream)
+    except StopIteration:
+        pass
+    stream.close()
+    return [*found, llama.n_tokens]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+def test_generate_drafts_and_takes_tokens_that_are_sent(
+    paths: dict[str, Path], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that are sent take the rest of a round back, and the random numbers that it has used."""
+    taken_back = []
+    original = TokenSequence._draw_again
+
+    def counted(sequence: TokenSequence, *arguments: Any) -> Any:
+        taken_back.append(arguments)
+        return original(sequence, *arguments)
+
+    monkeypatch.setattr(TokenSequence, "_draw_again", counted)
+    options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, "seed": 4}
+    with Llama(str(paths[architecture]), **options) as plain:
+        expected = [generated(plain, seed) for seed in range(9)]
+    for kind, draft_model in kinds(paths, architecture).items():
+        with Llama(str(paths[architecture]), draft_model=draft_model, **options) as llama:
+            for seed in range(9):
+                assert generated(llama, seed) == expected[seed], (kind, seed)
+    assert len(taken_back) > 5
 
 
 def test_a_draft_model_that_is_always_right_saves_steps(paths: dict[str, Path]) -> None:

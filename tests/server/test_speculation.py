@@ -19,6 +19,7 @@ from engine_server import EngineServer
 
 from pyllama.errors import InvalidArgument
 from pyllama.grammar import Constraint
+from pyllama.server import constrained_draws
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
@@ -51,6 +52,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def foreign(folder: Path) -> Path:
     """A draft model with the same vocabulary and nothing else in common."""
     return write_tiny_llama(folder / "foreign.gguf", seed=99)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drafted under a grammar shall not depend on how busy the machine is."""
+    monkeypatch.setattr(constrained_draws, "DRAFT_SECONDS", 5.0)
 
 
 class Pair:
@@ -265,7 +272,8 @@ def test_masks_that_are_late_hold_nobody_up_and_change_no_text(folder: Path, mon
     model = write(folder / "late.gguf", "llama")
     arguments = ["--spec-type", "draft-simple", "-md", str(model), "--no-spec-adaptive", "-np", "2"]
     server = EngineServer(model, *arguments)
-    fields = {"grammar": "root ::= [a-z ]{40}", "n_predict": 60}
+    monkeypatch.setattr(constrained_draws, "DRAFT_SECONDS", 0.05)
+    fields = {"grammar": "root ::= [a-z ]{16}", "n_predict": 24}
     original, calls = Constraint.mask, itertools.count()
     try:
         expected = server.complete("abc", **fields)
@@ -274,7 +282,7 @@ def test_masks_that_are_late_hold_nobody_up_and_change_no_text(folder: Path, mon
 
             def late(constraint: Constraint, every: int = every) -> Any:
                 if next(calls) % every == 0:
-                    time.sleep(0.01)
+                    time.sleep(0.08)
                 return original(constraint)
 
             monkeypatch.setattr(Constraint, "mask", late)

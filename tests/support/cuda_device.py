@@ -233,7 +233,12 @@ class Card(Device):
         return cubin if self.capability[0] == 7 else ptx + b"\0"
 
 
+def struct_of(name: str, **fields: Any) -> ctypes.Structure:
+    """One of params.h; fields are numbers, Arrays or structs."""
+    values = {field: value.address if isinstance(value, Array) else value for field, value in fields.items()}
+    return parameter_structs()[name](**values)
+
+
 def linear_job(**fields: Any) -> ctypes.Structure:
     """A LinearJob; fields are numbers or Arrays."""
-    values = {name: value.address if isinstance(value, Array) else value for name, value in fields.items()}
-    return parameter_structs()["LinearJob"](**values)
+    return struct_of("LinearJob", **fields)

@@ -197,6 +197,25 @@ struct PanelParams {
   int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
+// The panel of what a row-wise kernel makes, rows of at most 64. Grid (8 * tiles), 256 threads.
+struct PanelOutput {
+  uint16_t* panel;   // as PanelParams::panel
+  float* row_scale;  // [8 * tiles]
+  int32_t tiles;     // 1, 2, 4 or 8
+};
+struct RmsNormPanelParams {
+  RmsNormParams norm;
+  PanelOutput out;  // of norm.y
+};
+struct NormGatePanelParams {
+  NormGateParams gate;
+  PanelOutput out;  // of gate.x
+};
+struct ApplyGatePanelParams {
+  ApplyGateParams gate;
+  PanelOutput out;  // of gate.x
+};
+
 // Weights of file layout into records (codecs.cuh).
 struct RepackParams {
   const uint8_t* rows;  // [out_features, in_features / block] blocks
@@ -321,6 +340,13 @@ struct KvAppendParams {
   const int32_t* page_table;  // [sequences, most_pages]: token i of a sequence lies in page i / 256
   KvCache cache;
   int32_t rows, most_pages;
+};
+
+// Queries and keys of a layer are turned in place (norm_rope), then keys and values appended; append.k is k.x. Grid: a warp for
+// each row and query head, kv head, and 32 features (rounded up) of each kv head's values, 8 to a block of 256 threads.
+struct RotateAppendParams {
+  NormRopeParams q, k;  // of the same rows
+  KvAppendParams append;
 };
 
 // Indices first..first + rows of one sequence. The grid of kv_append.

@@ -6,30 +6,15 @@
 // Budget    rms_norm           256 threads, <= 48 registers, 64 B shared
 // Budget    *                  256 threads, <= 40 registers
 // Numerics  sums of squares: each thread over its elements ascending, then base.cuh's block sum.
-#include "base.cuh"
+#include "rows.cuh"
 
 namespace v100::cuda {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = kRowThreads;
 
 // One block per row.
 extern "C" __global__ void __launch_bounds__(kThreads) rms_norm(RmsNormParams p) {
-  __shared__ float sums[kThreads / kWarp];
-  const int64_t start = static_cast<int64_t>(blockIdx.x) * p.features;
-  float* x = const_cast<float*>(p.x) + start;
-  float squares = 0.0f;
-  for (int i = threadIdx.x; i < p.features; i += kThreads) {
-    float value = x[i];
-    if (p.added != nullptr) {
-      value += p.added[start + i];
-      x[i] = value;
-    }
-    squares = fmaf(value, value, squares);
-  }
-  const float mean = block_sum<kThreads / kWarp>(squares, sums) / static_cast<float>(p.features);
-  const float scale = 1.0f / sqrtf(mean + p.eps);
-  // A thread reads back what it wrote itself: no barrier is needed.
-  for (int i = threadIdx.x; i < p.features; i += kThreads) p.y[start + i] = x[i] * scale * p.weight[i];
+  rms_norm_row(p, static_cast<int>(blockIdx.x));
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) add(AddParams p) {
@@ -78,44 +63,16 @@ extern "C" __global__ void __launch_bounds__(kThreads) apply_gate(ApplyGateParam
     p.x[i] *= sigmoid_f32(p.gate[i / width]);  // features = gates * width, so rows need no care
 }
 
-// One warp per head: its values stay in registers between the norm and the rotation.
-
-__device__ __forceinline__ float head_scale(const float* head, int32_t head_dim, float eps) {
-  float squares = 0.0f;
-  for (int i = lane_id(); i < head_dim; i += kWarp) squares = fmaf(head[i], head[i], squares);
-  return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + eps);
-}
+// One warp per head.
 
 extern "C" __global__ void __launch_bounds__(kThreads) norm_rope(NormRopeParams p) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + warp_id();
-  if (item >= static_cast<int64_t>(p.rows) * p.heads) return;
-  float* head = p.x + item * p.head_dim;
-  const int64_t angles = item / p.heads * p.pairs;
-  const bool norm = p.weight != nullptr;
-  const float scale = norm ? head_scale(head, p.head_dim, p.eps) : 1.0f;
-  const int apart = p.halves ? p.pairs : 1, step = p.halves ? 1 : 2;
-  for (int pair = lane_id(); pair < p.pairs; pair += kWarp) {
-    const int i = pair * step, j = i + apart;
-    float a = head[i], b = head[j];
-    if (norm) a = a * scale * p.weight[i], b = b * scale * p.weight[j];
-    const float c = p.cosine[angles + pair], s = p.sine[angles + pair];
-    head[i] = fmaf(a, c, -(b * s));
-    head[j] = fmaf(a, s, b * c);
-  }
-  if (norm)  // features after the rotated ones
-    for (int i = 2 * p.pairs + lane_id(); i < p.head_dim; i += kWarp) head[i] = head[i] * scale * p.weight[i];
+  if (item < static_cast<int64_t>(p.rows) * p.heads) norm_rope_head(p, item);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) norm_gate(NormGateParams p) {
   const int64_t item = static_cast<int64_t>(blockIdx.x) * (kThreads / kWarp) + warp_id();
-  if (item >= static_cast<int64_t>(p.rows) * p.heads) return;
-  float* head = p.x + item * p.head_dim;
-  const float* gate = p.gate + item * p.head_dim;
-  const float scale = head_scale(head, p.head_dim, p.eps);
-  for (int i = lane_id(); i < p.head_dim; i += kWarp) {
-    const float open = p.function == 0 ? silu_f32(gate[i]) : sigmoid_f32(gate[i]);
-    head[i] = head[i] * scale * p.weight[i] * open;
-  }
+  if (item < static_cast<int64_t>(p.rows) * p.heads) norm_gate_head(p, item);
 }
 
 // One block per row.

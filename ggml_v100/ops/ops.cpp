@@ -1,0 +1,26 @@
+// Operations that are made of others where a device has nothing better.
+#include "ops/ops.h"
+
+namespace v100 {
+
+void Ops::add_linear(Tensor x, Tensor y, const Linear& w) {
+  const Tensor a = linear(y, w);
+  all_reduce(a);
+  add(x, a);
+}
+
+void Ops::rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const Rotation& rotation, const Rows& rows,
+                            const KvLayer& layer) {
+  const auto rotate = [&](Tensor x, int32_t n_heads, const VectorWeight* norm) {
+    const int32_t head_dim = layer.shape.head_dim_k;
+    if (norm != nullptr)
+      norm_rope(x, n_heads, head_dim, *norm, rotation.eps, rotation.table, rotation.layout);
+    else
+      rope(x, n_heads, head_dim, rotation.table, rotation.layout);
+  };
+  if (heads > 0) rotate(q, heads, rotation.q_norm);
+  rotate(k, layer.shape.kv_heads, rotation.k_norm);
+  kv_append(k, v, rows, layer);
+}
+
+}  // namespace v100

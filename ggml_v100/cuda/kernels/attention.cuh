@@ -149,8 +149,10 @@ struct Attention {
   static constexpr int kBlocks = kv_feature_blocks(kHeadDim);
   static constexpr int kParts = kAttentionWarps / kBlocks;  // of a page's tokens: warps that share 32 features
   static constexpr int kOctet = kRows * 8;                  // 8 values of all rows
-  // Of a flight. 64 rows leave no registers for more, and up to 16 rows there are two blocks, with 128 each.
-  static constexpr int kLoads = kTiles <= 2 || kTiles == 8 ? 2 : 4;
+  // Of a flight. 64 rows leave no registers for more, nor do 16, of which an SM has two blocks with 128 registers each.
+  static constexpr int kLoads = kTiles == 2 || kTiles == 8 ? 2 : 4;
+  // Whether the next page's keys are asked for while values are used. Two blocks have each other's time for that.
+  static constexpr bool kKeysAhead = kTiles > 2;
   using Loads = Flight<kLoads>;
 
   struct Shared {
@@ -186,11 +188,11 @@ struct Attention {
     load_queries(p, b, shared);
     __syncthreads();  // the queries written above are read below
 
-    // Keys of a page are asked for before the values of the page before it are used, values before the softmax.
+    // Values are asked for before the softmax, keys of the next page before the values are used.
     int page = begin / kPageTokens, turn = 0;
     int id = page_id(p, b, page);
     Loads keys, values;
-    ask_for_keys(p, b, id, page * kPageTokens, begin, end, keys);
+    if (kKeysAhead) ask_for_keys(p, b, id, page * kPageTokens, begin, end, keys);
 #pragma unroll 1
     for (; page * kPageTokens < end; ++page, turn ^= 1) {
       const int page_begin = page * kPageTokens;
@@ -198,6 +200,7 @@ struct Attention {
       const int next_id = has_next ? page_id(p, b, page + 1) : 0;
       float s[kTiles][8];
       clear(s);
+      if (!kKeysAhead) ask_for_keys(p, b, id, page_begin, begin, end, keys);
       if (const StripRow row = key_row(p, b, id, page_begin, begin, end); row.strips > 0)
         with_kv_type(p.cache.type_k, [&]<class Strip>() { add_scores<Strip>(row, keys, shared, s); });
       const StripRow row = value_row(p, b, id, page_begin, begin, end);
@@ -210,7 +213,7 @@ struct Attention {
         sum = fmaf(sum, shared.rescale[threadIdx.x], added);
         largest = shared.largest[turn ^ 1][threadIdx.x];
       }
-      if (has_next) ask_for_keys(p, b, next_id, page_begin + kPageTokens, begin, end, keys);
+      if (kKeysAhead && has_next) ask_for_keys(p, b, next_id, page_begin + kPageTokens, begin, end, keys);
       if (has_features()) {
         rescale(shared);
         with_kv_type(p.cache.type_v,

@@ -8,7 +8,7 @@
 //           Two barriers per page. Neither keys nor values pass through shared memory.
 // Layout    queries [feature / 8][rows][8] f16 and weights [token / 8][rows][8] f16, like the panels of linear.cu
 // Numerics  A query row times a power of two that brings its largest value to 2^14..2^15, to f16. Keys and values: f16, or code
-//           times scale rounded to f16. Products are exact, sums f32. The weights' factor 2^14 keeps 11 bits down to 2^-28 of
+//           times scale (and minimum) rounded to f16. Products are exact, sums f32. The weights' factor 2^14 keeps 11 bits down to 2^-28 of
 //           the largest; the sum of the weights is that of the rounded ones. Tokens that nobody sees are skipped in units of 32
 //           and their values count as zero; a row adds exact zeros for tokens that only others see. So a row's bits depend
 //           on its own queries and view only.
@@ -30,6 +30,7 @@ __device__ __forceinline__ float no_score() { return __uint_as_float(0xff800000u
 // The packed values of a lane in a strip: eight of them, unscaled, as pairs.
 struct KvF16 {
   static constexpr KvType kType = kKvF16;
+  static constexpr bool kHasMinimum = false;
   uint4 load[4];
   template <int octet>
   __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
@@ -38,6 +39,7 @@ struct KvF16 {
 };
 struct KvQ8_0 {
   static constexpr KvType kType = kKvQ8_0;
+  static constexpr bool kHasMinimum = false;
   uint4 load[2];
   // The bytes of a word, moved to 0..255, into the low bits of 1024: pairs of 1024 + 128 + code.
   __device__ __forceinline__ static void decode_word(uint32_t word, uint32_t& low, uint32_t& high) {
@@ -55,6 +57,7 @@ struct KvQ8_0 {
 };
 struct KvQ4_0 {
   static constexpr KvType kType = kKvQ4_0;
+  static constexpr bool kHasMinimum = false;
   uint4 load[1];
   template <int octet>
   __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
@@ -63,59 +66,66 @@ struct KvQ4_0 {
   }
 };
 
-// `from` is the lane's place in the strip.
+// q4_1, q5_0 and q5_1. Which of them is found at run time: every type with code of its own makes the kernels a third larger.
+struct KvCounted {
+  static constexpr KvType kType = kKvQ4_1;  // what is the same for all
+  static constexpr bool kHasMinimum = true;
+  uint4 load[1];
+  uint32_t fifth;
+  template <int octet>
+  __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
+    const uint32_t word = octet == 0 ? load[0].x : octet == 1 ? load[0].y : octet == 2 ? load[0].z : load[0].w;
+    for_each<4>([&]<int pair>() {
+      const uint32_t turned = rotate_right(fifth, octet + 8 * (pair / 2));
+      w[pair] = as_bits(pair_of_nibbles<pair, 0>(word, turned & (pair % 2 == 0 ? 0x00100010u : 0x01000100u)));
+    });
+  }
+  __device__ __forceinline__ void load_fifth(const uint8_t* from, int owner, int32_t type) {
+    fifth = kv_has_fifth_bit(type) ? stream_4(from + 512 - owner * 12) : 0;
+  }
+};
+
+// The type of a strip, known when compiling but for KvCounted.
 template <class Strip>
-__device__ __forceinline__ void load_strip(Strip& strip, const uint8_t* from) {
+__device__ __forceinline__ constexpr int32_t type_of(int32_t type) {
+  return Strip::kHasMinimum ? type : Strip::kType;
+}
+
+// A pair of values times their scales; of KvCounted, codes, to which minimums are added.
+template <class Strip>
+__device__ __forceinline__ uint32_t scaled(uint32_t pair, __half2 scale, __half2 minimum) {
+  if constexpr (Strip::kHasMinimum) return as_bits(__hfma2(as_half2(pair), scale, minimum));
+  return as_bits(__hmul2(as_half2(pair), scale));
+}
+__device__ __forceinline__ __half2 q5_0_minimum(__half2 scale) { return __hmul2(scale, __float2half2_rn(-16.0f)); }
+
+// `from` is the place in the strip of lane `owner`.
+template <class Strip>
+__device__ __forceinline__ void load_strip(Strip& strip, const uint8_t* from, int owner, int32_t type) {
 #pragma unroll
   for (int i = 0; i < kv_strip_loads(Strip::kType); ++i) strip.load[i] = stream_16(from + i * 512);
+  if constexpr (Strip::kHasMinimum) strip.load_fifth(from, owner, type);
 }
 // After an octet was decoded: what it was the last to need takes the same place of another strip. So the next strip is on
 // its way while this one is computed, without registers of its own.
 template <int octet, class Strip>
-__device__ __forceinline__ void refill(Strip& strip, const uint8_t* from) {
+__device__ __forceinline__ void refill(Strip& strip, const uint8_t* from, int owner, int32_t type) {
   constexpr int kOctets = 4 / kv_strip_loads(Strip::kType);  // of a load
   if constexpr ((octet + 1) % kOctets == 0) strip.load[octet / kOctets] = stream_16(from + octet / kOctets * 512);
+  if constexpr (Strip::kHasMinimum && octet == 3) strip.load_fifth(from, owner, type);
 }
 
-// What a warp has asked for and not used yet: loads of 512 bytes that follow each other in its strips, of any type, and the
-// scales of the strips that begin with them.
-template <int kLoads>
-struct Flight {
-  uint4 values[kLoads];
-  uint32_t scales[kLoads];
-};
-
-// The strips of a page that a warp goes through. Addresses are those of the lane.
-struct StripRow {
-  const uint8_t* codes;
-  const uint8_t* scales;
-  int32_t strips;                     // how many
-  int32_t code_stride, scale_stride;  // bytes from one to the next
-
-  // Loads first.. of the row, those that there are.
-  template <class Strip, bool kIsValue, int kLoads>
-  __device__ __forceinline__ void load(int first, Flight<kLoads>& flight) const {
-    constexpr int kOfStrip = kv_strip_loads(Strip::kType);
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int strip = (first + i) / kOfStrip;
-      if (strip >= strips) continue;
-      flight.values[i] = stream_16(codes + strip * code_stride + (first + i) % kOfStrip * 512);
-      if (Strip::kType == kKvF16 || i % kOfStrip != 0) continue;
-      const uint8_t* scale = scales + strip * scale_stride;
-      flight.scales[i] = kIsValue ? stream_4(scale) : stream_2(scale);
-    }
-  }
-};
-
-template <class Body>
+// Without kCounted for kernels that are not launched with those types.
+template <bool kCounted, class Body>
 __device__ __forceinline__ void with_kv_type(int32_t type, const Body& body) {
   if (type == kKvF16)
     body.template operator()<KvF16>();
   else if (type == kKvQ8_0)
     body.template operator()<KvQ8_0>();
-  else
+  else if (!kCounted || type == kKvQ4_0)
     body.template operator()<KvQ4_0>();
+  else if constexpr (kCounted)
+    body.template operator()<KvCounted>();
 }
 
 // Which rows of which sequence a block computes, and where their keys are.
@@ -143,17 +153,12 @@ __device__ __forceinline__ AttentionBlock attention_block(const AttentionParams&
   return b;
 }
 
-template <int kHeadDim, int kTiles>
+template <int kHeadDim, int kTiles, bool kCounted>
 struct Attention {
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kBlocks = kv_feature_blocks(kHeadDim);
   static constexpr int kParts = kAttentionWarps / kBlocks;  // of a page's tokens: warps that share 32 features
   static constexpr int kOctet = kRows * 8;                  // 8 values of all rows
-  // Of a flight. 64 rows leave no registers for more, nor do 16, of which an SM has two blocks with 128 registers each.
-  static constexpr int kLoads = kTiles == 2 || kTiles == 8 ? 2 : 4;
-  // Whether the next page's keys are asked for while values are used. Two blocks have each other's time for that.
-  static constexpr bool kKeysAhead = kTiles > 2;
-  using Loads = Flight<kLoads>;
 
   struct Shared {
     uint16_t queries[kBlocks * 4 * kOctet];
@@ -179,7 +184,10 @@ struct Attention {
   // Over kv indices [begin, end), or what the rows see of them. False, for all threads, where that is nothing.
   __device__ __forceinline__ bool run(const AttentionParams& p, const AttentionBlock& b, int begin, int end,
                                       Shared& shared) {
-    clear(y);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) y[t][i] = 0.0f;
     largest = no_score(), sum = 0.0f;
     load_views(p, b, shared);
     __syncthreads();  // the views written above are read below
@@ -188,24 +196,10 @@ struct Attention {
     load_queries(p, b, shared);
     __syncthreads();  // the queries written above are read below
 
-    // Values are asked for before the softmax, keys of the next page before the values are used.
-    int page = begin / kPageTokens, turn = 0;
-    int id = page_id(p, b, page);
-    Loads keys, values;
-    if (kKeysAhead) ask_for_keys(p, b, id, page * kPageTokens, begin, end, keys);
+    int turn = 0;
 #pragma unroll 1
-    for (; page * kPageTokens < end; ++page, turn ^= 1) {
-      const int page_begin = page * kPageTokens;
-      const bool has_next = page_begin + kPageTokens < end;
-      const int next_id = has_next ? page_id(p, b, page + 1) : 0;
-      float s[kTiles][8];
-      clear(s);
-      if (!kKeysAhead) ask_for_keys(p, b, id, page_begin, begin, end, keys);
-      if (const StripRow row = key_row(p, b, id, page_begin, begin, end); row.strips > 0)
-        with_kv_type(p.cache.type_k, [&]<class Strip>() { add_scores<Strip>(row, keys, shared, s); });
-      const StripRow row = value_row(p, b, id, page_begin, begin, end);
-      with_kv_type(p.cache.type_v, [&]<class Strip>() { row.load<Strip, true>(0, values); });
-      weigh(s, page_begin, turn, shared);
+    for (int page = begin / kPageTokens; page * kPageTokens < end; ++page, turn ^= 1) {
+      weigh(p.cache.type_k, head_part(p, b, page, false), page * kPageTokens, begin, end, turn, shared);
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;
 #pragma unroll
@@ -213,71 +207,32 @@ struct Attention {
         sum = fmaf(sum, shared.rescale[threadIdx.x], added);
         largest = shared.largest[turn ^ 1][threadIdx.x];
       }
-      if (kKeysAhead && has_next) ask_for_keys(p, b, next_id, page_begin + kPageTokens, begin, end, keys);
       if (has_features()) {
         rescale(shared);
-        with_kv_type(p.cache.type_v,
-                     [&]<class Strip>() { add_values<Strip>(row, values, page_begin, begin, end, shared); });
+        with_kv_type<kCounted>(p.cache.type_v, [&]<class Strip>() {
+          add_values<Strip>(p.cache.type_v, head_part(p, b, page, true), page * kPageTokens, begin, end, shared);
+        });
       }
-      id = next_id;
     }
     merge_parts(shared);
     return true;
   }
 
  private:
-  __device__ __forceinline__ static int page_id(const AttentionParams& p, const AttentionBlock& b, int page) {
-    return p.page_table[static_cast<int64_t>(b.sequence) * p.most_pages + page];
+  // kv_part_bytes; for fewer types it takes fewer registers.
+  __device__ __forceinline__ static constexpr int part_bytes(int32_t type) {
+    if constexpr (kCounted) return kv_part_bytes(type, kHeadDim);
+    return kPageTiles * kBlocks * (kv_strip_loads(type) * 512 + (type == kKvF16 ? 0 : kStripValues * 2));
   }
-
-  // The warp's 32 keys of a page, feature after feature; no strips where nobody sees them.
-  __device__ __forceinline__ static StripRow key_row(const AttentionParams& p, const AttentionBlock& b, int id,
-                                                     int page_begin, int begin, int end) {
-    const int type = p.cache.type_k, tile = warp_id(), first = page_begin + tile * kStripValues;
-    const uint8_t* keys =
-        p.cache.pages + id * p.cache.page_bytes + static_cast<int64_t>(b.kv_head) * kv_part_bytes(type, kHeadDim);
-    StripRow row;
-    row.codes = keys + tile * kBlocks * kv_strip_bytes(type) + lane_id() * 16;
-    row.scales = keys + kv_code_bytes(type, kHeadDim) + (tile * kBlocks * kWarp + lane_id()) * 2;
-    row.strips = first < end && first + kStripValues > begin ? kBlocks : 0;
-    row.code_stride = kv_strip_bytes(type), row.scale_stride = kWarp * 2;
-    return row;
-  }
-
-  // The warp's 32 features of the values of a page: units of 32 tokens first_unit(), first_unit() + kParts, ... that
-  // anybody sees.
-  __device__ __forceinline__ static StripRow value_row(const AttentionParams& p, const AttentionBlock& b, int id,
-                                                       int page_begin, int begin, int end) {
-    const int type = p.cache.type_v, unit = first_unit(page_begin, begin);
-    const int stop = min(kPageTiles, (end - page_begin + kStripValues - 1) / kStripValues);
-    const uint8_t* values = p.cache.pages + id * p.cache.page_bytes +
-                            static_cast<int64_t>(p.cache.kv_heads) * kv_part_bytes(p.cache.type_k, kHeadDim) +
-                            static_cast<int64_t>(b.kv_head) * kv_part_bytes(type, kHeadDim);
-    StripRow row;
-    row.codes = values + (feature_block() * kPageTiles + unit) * kv_strip_bytes(type) + lane_id() * 16;
-    // Scales of tokens 2 l and 2 l + 1 of a unit are for lane l, those below 16, and again for the upper lanes.
-    row.scales = values + kv_code_bytes(type, kHeadDim) + (feature_block() * kPageTokens + unit * kStripValues) * 2 +
-                 lane_id() % 16 * 4;
-    row.strips = has_features() ? max(0, (stop - unit + kParts - 1) / kParts) : 0;
-    row.code_stride = kParts * kv_strip_bytes(type), row.scale_stride = kParts * kStripValues * 2;
-    return row;
-  }
-  __device__ __forceinline__ static int first_unit(int page_begin, int begin) {
-    const int skipped = max(0, begin - page_begin) / kStripValues;
-    return part() + (max(0, skipped - part()) + kParts - 1) / kParts * kParts;
-  }
-
-  __device__ __forceinline__ static void ask_for_keys(const AttentionParams& p, const AttentionBlock& b, int id,
-                                                      int page_begin, int begin, int end, Loads& keys) {
-    const StripRow row = key_row(p, b, id, page_begin, begin, end);
-    with_kv_type(p.cache.type_k, [&]<class Strip>() { row.load<Strip, false>(0, keys); });
-  }
-
-  __device__ __forceinline__ static void clear(float (&tiles)[kTiles][8]) {
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) tiles[t][i] = 0.0f;
+  // Keys or values of the block's kv head in a page. Found anew for each: an address kept over a page is two registers.
+  __device__ __forceinline__ static const uint8_t* head_part(const AttentionParams& p, const AttentionBlock& b,
+                                                             int page, bool is_value) {
+    const int key_bytes = part_bytes(p.cache.type_k);
+    const int64_t id = p.page_table[static_cast<int64_t>(b.sequence) * p.most_pages + page];
+    const uint8_t* parts = p.cache.pages + id * p.cache.page_bytes;
+    if (!is_value) return parts + static_cast<int64_t>(b.kv_head) * key_bytes;
+    return parts + static_cast<int64_t>(p.cache.kv_heads) * key_bytes +
+           static_cast<int64_t>(b.kv_head) * part_bytes(p.cache.type_v);
   }
 
   __device__ __forceinline__ void load_views(const AttentionParams& p, const AttentionBlock& b, Shared& shared) {
@@ -337,55 +292,58 @@ struct Attention {
     }
   }
 
-  // Goes through a row of strips, a flight ahead of what it computes: body<octet of a load>(strip with the load, load of
-  // the strip, strip of the row, scale).
-  template <class Strip, bool kIsValue, class Body>
-  __device__ __forceinline__ static void go_through(const StripRow& row, Loads& flight, const Body& body) {
-    constexpr int kOfStrip = kv_strip_loads(Strip::kType);
-    const int loads = row.strips * kOfStrip;
-#pragma unroll 1
-    for (int first = 0; first < loads; first += kLoads) {
-      const Loads now = flight;
-      row.load<Strip, kIsValue>(first + kLoads, flight);
-      for_each<kLoads>([&]<int i>() {
-        if (first + i >= loads) return;
-        Strip strip;
-        strip.load[0] = now.values[i];
-        const int load = first + i;
-        body(strip, load % kOfStrip, load / kOfStrip, now.scales[i / kOfStrip * kOfStrip]);
-      });
-    }
-  }
-
   template <class Strip>
-  __device__ __forceinline__ static void add_scores(const StripRow& row, Loads& flight, const Shared& shared,
+  __device__ __forceinline__ static void add_scores(int32_t type, const uint8_t* keys, const Shared& shared,
                                                     float (&s)[kTiles][8]) {
     constexpr bool kScaled = Strip::kType != kKvF16;
-    constexpr int kOctets = 4 / kv_strip_loads(Strip::kType);  // of a load
-    const uint16_t* a = shared.queries + row_of_a(lane_id()) * 8;
-    go_through<Strip, false>(row, flight, [&](const Strip& strip, int load, int block, uint32_t scale_bits) {
-      const __half2 scale = low_twice(scale_bits);
-      for_each<kOctets>([&]<int octet>() {
+    const int tile = warp_id(), lane = lane_id(), strip_bytes = kv_strip_bytes(type_of<Strip>(type));
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(type_of<Strip>(type), kHeadDim)) +
+                             tile * kBlocks * kWarp + lane;
+    const uint16_t* a = shared.queries + row_of_a(lane) * 8;
+    const uint8_t* from = keys + tile * kBlocks * strip_bytes + lane * 16;
+    Strip strip;
+    load_strip(strip, from, lane_id(), type_of<Strip>(type));
+    uint32_t next_scale = kScaled ? stream_2(scales) : 0;
+#pragma unroll 1
+    for (int block = 0; block < kBlocks; ++block, a += 4 * kOctet) {
+      const __half2 scale = low_twice(next_scale);
+      __half2 minimum = scale;
+      if constexpr (Strip::kHasMinimum)
+        minimum =
+            kv_has_minimum(type) ? low_twice(stream_2(scales + kv_scale_bytes(kHeadDim) / 2)) : q5_0_minimum(scale);
+      const bool has_next = block + 1 < kBlocks;
+      from += strip_bytes, scales += kWarp;
+      if (kScaled && has_next) next_scale = stream_2(scales);
+      for_each<4>([&]<int octet>() {
         uint32_t w[4];
         strip.template decode<octet>(w);
+        if (has_next) refill<octet>(strip, from, lane_id(), type_of<Strip>(type));
         if (kScaled) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) w[i] = as_bits(__hmul2(as_half2(w[i]), scale));
+          for (int i = 0; i < 4; ++i) w[i] = scaled<Strip>(w[i], scale, minimum);
         }
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          const int at = (block * 4 + load * kOctets + octet) * kOctet + t * (kTileRows * 8);
-          const uint4 q = *reinterpret_cast<const uint4*>(a + at);
+          const uint4 q = *reinterpret_cast<const uint4*>(a + octet * kOctet + t * (kTileRows * 8));
           mma_8x32x4(s[t], q.x, q.y, w[0], w[1]);
           mma_8x32x4(s[t], q.z, q.w, w[2], w[3]);
         }
       });
-    });
+    }
   }
 
   // Steps 1 and 2: weights, their sums per warp, the largest scores and the rescaling of what was before.
-  __device__ __forceinline__ static void weigh(float (&s)[kTiles][8], int page_begin, int turn, Shared& shared) {
+  __device__ __forceinline__ static void weigh(int32_t type, const uint8_t* keys, int page_begin, int begin, int end,
+                                               int turn, Shared& shared) {
     const int lane = lane_id(), first = page_begin + warp_id() * kStripValues;
+    float s[kTiles][8];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) s[t][i] = 0.0f;
+    const bool is_seen = first < end && first + kStripValues > begin;
+    if (is_seen) with_kv_type<kCounted>(type, [&]<class Strip>() { add_scores<Strip>(type, keys, shared, s); });
+
     // Rows of a tile that a lane has: row_of_c(lane, 0) and, two below, row_of_c(lane, 2). Four values of each.
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
@@ -455,26 +413,48 @@ struct Attention {
       }
   }
 
-  // Step 3.
+  // Step 3: units of 32 tokens part(), part() + kParts, ... of the page.
   template <class Strip>
-  __device__ __forceinline__ void add_values(const StripRow& row, Loads& flight, int page_begin, int begin, int end,
+  __device__ __forceinline__ void add_values(int32_t type, const uint8_t* values, int page_begin, int begin, int end,
                                              const Shared& shared) {
     constexpr bool kScaled = Strip::kType != kKvF16;
-    constexpr int kOctets = 4 / kv_strip_loads(Strip::kType);  // of a load
+    const int strip_bytes = kv_strip_bytes(type_of<Strip>(type));
+    const uint8_t* codes = values + feature_block() * kPageTiles * strip_bytes + lane_id() * 16;
+    // Scales of tokens 2 l and 2 l + 1 of a unit are for lane l, those below 16, and again for the upper lanes.
+    const uint8_t* scales = values + kv_code_bytes(type_of<Strip>(type), kHeadDim) +
+                            feature_block() * (kPageTokens * 2) + lane_id() % 16 * 4;
+    // The units of this warp that anybody sees.
+    const int skipped = max(0, begin - page_begin) / kStripValues;
+    int unit = part() + (max(0, skipped - part()) + kParts - 1) / kParts * kParts;
+    const int stop = min(kPageTiles, (end - page_begin + kStripValues - 1) / kStripValues);
     const uint16_t* a = shared.weights + row_of_a(lane_id()) * 8;
-    const int unit_0 = first_unit(page_begin, begin);
-    go_through<Strip, true>(row, flight, [&](const Strip& strip, int load, int index, uint32_t pairs) {
-      const int unit = unit_0 + index * kParts, first = page_begin + unit * kStripValues;
+    Strip strip;
+    uint32_t next_pair = 0;
+    if (unit < stop) {
+      load_strip(strip, codes + unit * strip_bytes, lane_id(), type_of<Strip>(type));
+      if (kScaled) next_pair = stream_4(scales + unit * (kStripValues * 2));
+    }
+#pragma unroll 1
+    for (; unit < stop; unit += kParts) {
+      const uint32_t pairs = next_pair;
+      uint32_t minimums = 0;
+      if constexpr (Strip::kHasMinimum)
+        minimums = kv_has_minimum(type) ? stream_4(scales + kv_scale_bytes(kHeadDim) + unit * (kStripValues * 2))
+                                        : as_bits(q5_0_minimum(as_half2(pairs)));
+      const bool has_next = unit + kParts < stop;
+      if (kScaled && has_next) next_pair = stream_4(scales + (unit + kParts) * (kStripValues * 2));
+      const int first = page_begin + unit * kStripValues;
       const bool is_whole = first >= begin && first + kStripValues <= end;
-      for_each<kOctets>([&]<int octet_of_load>() {
-        const int octet = load * kOctets + octet_of_load;
+      for_each<4>([&]<int octet>() {
         uint32_t w[4];
-        strip.template decode<octet_of_load>(w);
+        strip.template decode<octet>(w);
+        if (has_next) refill<octet>(strip, codes + (unit + kParts) * strip_bytes, lane_id(), type_of<Strip>(type));
         if (kScaled) {
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const uint32_t pair = __shfl_sync(kAllLanes, pairs, octet * 4 + i);
-            w[i] = as_bits(__hmul2(as_half2(w[i]), as_half2(pair)));
+            const uint32_t minimum = Strip::kHasMinimum ? __shfl_sync(kAllLanes, minimums, octet * 4 + i) : 0;
+            w[i] = scaled<Strip>(w[i], as_half2(pair), as_half2(minimum));
           }
         }
         if (!is_whole) {  // what lies there may be anything, and 0 times infinity is not 0
@@ -492,7 +472,7 @@ struct Attention {
           mma_8x32x4(y[t], p.z, p.w, w[2], w[3]);
         }
       });
-    });
+    }
   }
 
   // The sums of the parts, in their order, in the warps of part 0.

@@ -126,7 +126,9 @@ class Model:
     the same CPU: that is how a split is tried without further hardware.
     split_mode: of several devices, ``none`` uses one (`main_gpu`, an index), ``layer`` gives each whole layers,
     ``tensor`` divides every layer. tensor_split: shares of the devices in any unit, 0 leaves one idle; none: equal.
-    tensor_overrides: (regular expression, device) pairs; tensors with a match lie on that device as a whole.
+    tensor_overrides: (regular expression, device) pairs; tensors with a match lie on that device as a whole; ``CPU`` is
+    the host, which becomes a rank of its own beside other devices. device_layers: so many of the last layers, the
+    output matrix counted as one, lie on the devices, the others on the host; None: all.
     Raises `GgufError`, `ModelError`, `OutOfMemory`, `InvalidArgument`.
     """
 
@@ -145,6 +147,7 @@ class Model:
         tensor_split: Sequence[float] = (),
         main_gpu: int = 0,
         tensor_overrides: Sequence[tuple[str, str]] = (),
+        device_layers: int | None = None,
     ) -> None: ...
     @property
     def metadata(self) -> dict[str, Any]:
@@ -192,6 +195,9 @@ class Model:
     @property
     def devices(self) -> tuple[str, ...]:
         """The device of each rank."""
+    @property
+    def layer_devices(self) -> tuple[str | None, ...]:
+        """Of each layer, the device that computes it alone; None: all do at once."""
     @property
     def rank_bytes(self) -> tuple[int, ...]:
         """Bytes of packed weights on each rank."""
@@ -412,6 +418,56 @@ pooling_types: tuple[str, ...]
 """``none, mean, cls, last, rank``, in the order of their numbers in files."""
 
 @final
+class RankNeeds(NamedTuple):
+    """Bytes that a rank takes of its device: matrices and vectors; pages of the KV cache; recurrent states; and, as an
+    estimate, the memory of a forward pass."""
+
+    device: str
+    weights: int
+    kv: int
+    states: int
+    compute: int
+
+class MemoryNeeds:
+    """What a model and an engine will take of each device, from the file's header: nothing is loaded.
+
+    The arguments mean what they mean for `Model` and `Engine`. Raises `GgufError`, `ModelError`.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        load_mtp: bool = False,
+        drafter: str | PathLike[str] | None = None,
+        kv_overrides: Mapping[str, int | float | bool | str] | None = None,
+        isa: str = "auto",
+    ) -> None: ...
+    @property
+    def n_layer(self) -> int: ...
+    @property
+    def n_experts(self) -> int:
+        """Of a layer with a mixture of experts; 0: there is none."""
+    @property
+    def n_ctx_train(self) -> int: ...
+    def of(
+        self,
+        *,
+        n_ctx: int,
+        n_seq_max: int = 1,
+        n_ubatch: int = 512,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        swa_full: bool = True,
+        devices: Sequence[str] = (),
+        split_mode: str = "layer",
+        tensor_split: Sequence[float] = (),
+        main_gpu: int = 0,
+        tensor_overrides: Sequence[tuple[str, str]] = (),
+        device_layers: int | None = None,
+    ) -> tuple[RankNeeds, ...]:
+        """Of each rank. Raises `InvalidArgument` for what cannot be."""
+
 class HiddenPool:
     """Turns the hidden states of one text into its embedding; see `EmbeddingWork`.
 

@@ -89,6 +89,41 @@ def cuda_status():
     }
 
 
+cdef native.PlacementParams placement_params(devices, str split_mode, tensor_split, int32_t main_gpu, tensor_overrides,
+                                             device_layers) except *:
+    cdef native.PlacementParams params
+    cdef native.TensorOverride tensor_override
+    for device in devices:
+        params.devices.push_back(<string>device.encode())
+    params.split_mode = split_mode.encode()
+    for share in tensor_split:
+        params.shares.push_back(<double>share)
+    params.main_device = main_gpu
+    for pattern, device in tensor_overrides:
+        tensor_override.pattern = pattern.encode()
+        tensor_override.device = device.encode()
+        params.overrides.push_back(tensor_override)
+    if device_layers is not None:
+        params.device_layers = <int32_t>device_layers
+    return params
+
+
+cdef int add_overrides(native.MetadataOverrides& overrides, values) except -1:
+    for key, value in values.items():
+        native_key = key.encode()
+        if isinstance(value, bool):
+            native.override_bool(overrides, native_key, value)
+        elif isinstance(value, int):
+            native.override_int(overrides, native_key, value)
+        elif isinstance(value, float):
+            native.override_float(overrides, native_key, value)
+        elif isinstance(value, str):
+            native.override_string(overrides, native_key, value.encode())
+        else:
+            raise InvalidArgument(f"override of {key}: {type(value).__name__} is not int, float, bool or str")
+    return 0
+
+
 cdef class Model:
     cdef shared_ptr[const native.LoadedModel] ptr
     cdef object _metadata
@@ -97,7 +132,7 @@ cdef class Model:
 
     def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, bint load_mtp=False, drafter=None, kv_overrides=None,
                  str isa="auto", devices=(), str split_mode="layer", tensor_split=(), int32_t main_gpu=0,
-                 tensor_overrides=()):
+                 tensor_overrides=(), device_layers=None):
         cdef native.ModelParams params
         params.path = native_path(path)
         params.n_threads = n_threads
@@ -106,30 +141,9 @@ cdef class Model:
         if drafter is not None:
             params.drafter = native_path(drafter)
         params.isa = isa.encode()
-        cdef native.TensorOverride tensor_override
-        for device in devices:
-            params.placement.devices.push_back(<string>device.encode())
-        params.placement.split_mode = split_mode.encode()
-        for share in tensor_split:
-            params.placement.shares.push_back(<double>share)
-        params.placement.main_device = main_gpu
-        for pattern, device in tensor_overrides:
-            tensor_override.pattern = pattern.encode()
-            tensor_override.device = device.encode()
-            params.placement.overrides.push_back(tensor_override)
+        params.placement = placement_params(devices, split_mode, tensor_split, main_gpu, tensor_overrides, device_layers)
         self._overrides = dict(kv_overrides or {})
-        for key, value in self._overrides.items():
-            native_key = key.encode()
-            if isinstance(value, bool):
-                native.override_bool(params.kv_overrides, native_key, value)
-            elif isinstance(value, int):
-                native.override_int(params.kv_overrides, native_key, value)
-            elif isinstance(value, float):
-                native.override_float(params.kv_overrides, native_key, value)
-            elif isinstance(value, str):
-                native.override_string(params.kv_overrides, native_key, value.encode())
-            else:
-                raise InvalidArgument(f"override of {key}: {type(value).__name__} is not int, float, bool or str")
+        add_overrides(params.kv_overrides, self._overrides)
         cdef shared_ptr[const native.LoadedModel] loaded
         with nogil:
             loaded = native.load_model(params)
@@ -212,6 +226,15 @@ cdef class Model:
         return tuple(name.decode() for name in self.model().placement().devices())
 
     @property
+    def layer_devices(self):
+        cdef optional[int32_t] rank
+        devices, names = self.devices, []
+        for layer in range(self.n_layer):
+            rank = self.model().placement().rank_of(layer)
+            names.append(devices[rank.value()] if rank.has_value() else devices[0] if len(devices) == 1 else None)
+        return tuple(names)
+
+    @property
     def rank_bytes(self):
         return tuple(self.model().rank_bytes())
 
@@ -243,6 +266,7 @@ cdef vector[int32_t] token_vector(tokens) except *:
     return result
 
 
+include "_memory_needs.pxi"
 include "_sampling.pxi"
 
 

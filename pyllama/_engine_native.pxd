@@ -106,6 +106,7 @@ cdef extern from "model/hyperparameters.h" namespace "v100" nogil:
         int32_t context_length
         int32_t hidden
         int32_t layers
+        int32_t experts
         int32_t vocab
         PoolingType pooling
         int32_t labels
@@ -145,8 +146,10 @@ cdef extern from "parallel/placement.h" namespace "v100" nogil:
         vector[double] shares
         int32_t main_device
         vector[TensorOverride] overrides
+        optional[int32_t] device_layers
     cdef cppclass Placement:
         const vector[string]& devices() const
+        optional[int32_t] rank_of(int32_t layer) const
     vector[string] available_devices()
 
 cdef extern from "cuda/device.h" namespace "v100::cuda" nogil:
@@ -201,6 +204,15 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         string file_type_label() except +translate_error
         string description() except +translate_error
     vector[string] available_isas()
+
+cdef extern from "engine/memory_needs.h" namespace "v100" nogil:
+    cdef cppclass RankNeeds:
+        string device
+        size_t weights, kv, states, compute
+    cdef cppclass MemoryNeeds:
+        MemoryNeeds(const ModelParams& params) except +translate_error
+        const Hyperparameters& hyperparameters() const
+        vector[RankNeeds] of "of"(const PlacementParams& placement, const EngineParams& engine) except +translate_error
 
 cdef extern from "engine/lora_adapter.h" namespace "v100" nogil:
     cdef cppclass LoraAdapter:
@@ -499,6 +511,7 @@ cdef extern from "native_bridge.h" namespace "v100" nogil:
     void override_float(MetadataOverrides& overrides, const string& key, double value) except +translate_error
     void override_bool(MetadataOverrides& overrides, const string& key, bool value) except +translate_error
     void override_string(MetadataOverrides& overrides, const string& key, const string& value) except +translate_error
+    shared_ptr[MemoryNeeds] open_memory_needs(const ModelParams& params) except +translate_error
     shared_ptr[const LoadedModel] load_model(const ModelParams& params) except +translate_error
     shared_ptr[const LoraAdapter] load_adapter(shared_ptr[const LoadedModel] model, const string& path,
                                                int32_t n_threads) except +translate_error

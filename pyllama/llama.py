@@ -63,6 +63,7 @@ from pyllama.llama_values import (
     metadata_text,
     read_callables,
     read_count,
+    read_gpu_layers,
     read_n_keep,
     read_seed,
     read_split_mode,
@@ -70,6 +71,8 @@ from pyllama.llama_values import (
     rope_scaling,
     token_or_none,
 )
+from pyllama.placement import PlacementRequest, explained, place_model
+from pyllama.placement_log import load_lines
 from pyllama.tokenizer import Tokenizer
 
 logger = logging.getLogger("pyllama")
@@ -107,9 +110,15 @@ class Llama:
     edited text goes on from the last state before the edit.
     swa_full: False lets layers with a sliding window forget what is behind it. They then take the memory of the window,
     and an edited text goes on from a kept state, as that of a recurrent model does. None is True.
-    devices: what the model runs on; None is the CPU. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
+    n_gpu_layers: so many of the last layers, the output matrix counted as one, lie on GPUs; -1 or ``"all"``: all of
+    them; ``"auto"``: as many as fit. None: none, or as many as fit on the `devices` that are named. Without a usable
+    GPU everything lies on the CPU, and a warning says so.
+    devices: what the model runs on; None: all usable GPUs. ``["CPU0", "CPU1"]`` are two ranks on one CPU.
     split_mode: over several devices, 0 or ``"none"`` (all on the one with index `main_gpu`), 1 or ``"layer"`` (whole
-    layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares, None for equal ones.
+    layers), 3 or ``"tensor"`` (a part of every layer). tensor_split: their shares; None: by what is free on them for
+    layers, else equal ones.
+    fit: what is not given (layers on GPUs; the context, where `n_ctx` is 0) is chosen so that it fits, with
+    `fit_target` MiB left free on each device and at least `fit_ctx` tokens of context.
     lora_adapters: LoRA adapter files and their scales, as a mapping or (path, scale) pairs; `set_lora_scales` changes
     the scales later. lora_path, lora_scale: one such file, before those.
     control_vectors: the same for files with directions that are added to the residual stream; control_vector_layers:
@@ -118,8 +127,9 @@ class Llama:
     draft_model: guesses tokens so that several can be computed at once; the text is the same. A path: a smaller model
     with the same vocabulary; `pyllama.SpeculationOptions`: any of the drafters of docs/speculation.md; or a callable
     such as `pyllama.LlamaPromptLookupDecoding`. Used by completions and chats.
-    n_gpu_layers, offload_kqv, flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted;
-    they do not change results, and there is nothing for them to do on the CPU.
+    offload_kqv: False is refused where layers lie on a GPU: their part of the KV cache lies with them.
+    flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted; they do not change results, and there is
+    nothing for them to do.
 
     Thread-safe: a call runs to its end before the next one on the same object begins; a stream counts as running until
     it is exhausted or closed. `close`, or leaving a ``with`` block, gives the memory back.
@@ -132,12 +142,15 @@ class Llama:
         self,
         model_path: str | os.PathLike[str],
         *,
-        n_gpu_layers: int = 0,
+        n_gpu_layers: int | str | None = None,
         split_mode: int | str = 1,
         main_gpu: int = 0,
         tensor_split: Sequence[float] | None = None,
         devices: Sequence[str] | None = None,
         tensor_overrides: Sequence[tuple[str, str]] = (),
+        fit: bool = True,
+        fit_target: Sequence[int] = (1024,),
+        fit_ctx: int = 4096,
         vocab_only: bool = False,
         use_mmap: bool = True,
         use_mlock: bool = False,
@@ -205,8 +218,6 @@ class Llama:
         self.model_path = os.fspath(model_path)
         if not Path(self.model_path).is_file():
             raise InvalidArgument(f"model_path: there is no file {self.model_path!r}")
-        if verbose and n_gpu_layers:
-            logger.info("n_gpu_layers=%d has no effect: this build computes on the CPU", n_gpu_layers)
         self.verbose = verbose
         self.chat_format = chat_format
         self._chat_template: ChatTemplate | None = None
@@ -251,19 +262,45 @@ class Llama:
         n_checkpoints = read_count("ctx_checkpoints", ctx_checkpoints)
         cache_mib = None if cache_ram is None else read_count("cache_ram", cache_ram, at_least=-1)
         check_parts(Path(self.model_path))
-        model = _engine.Model(
-            self.model_path,
-            n_threads=engine_options["n_threads"],
-            kv_overrides=kv_overrides,
-            load_mtp=speculation is not None and speculation.needs_mtp,
-            drafter=speculation.drafter if speculation is not None else None,
-            devices=tuple(devices or ()),
+        request = PlacementRequest(
+            devices=None if devices is None else tuple(devices),
+            n_gpu_layers=read_gpu_layers(n_gpu_layers, has_devices=devices is not None),
             split_mode=read_split_mode(split_mode),
             tensor_split=tuple(tensor_split or ()),
             main_gpu=main_gpu,
-            tensor_overrides=tensor_overrides,
+            tensor_overrides=tuple(tensor_overrides),
+            fit=bool(fit),
+            fit_target=tuple(fit_target),
+            fit_ctx=fit_ctx,
+            kv_offload=bool(offload_kqv),
         )
-        with contextlib.ExitStack() as on_error:
+        weights: dict[str, Any] = {
+            "kv_overrides": kv_overrides,
+            "load_mtp": speculation is not None and speculation.needs_mtp,
+            "drafter": speculation.drafter if speculation is not None else None,
+        }
+        sizes = {name: engine_options[name] for name in ("n_seq_max", "n_ubatch", "type_k", "type_v")}
+        sizes["swa_full"] = swa_full is None or bool(swa_full) or self._shifts
+        placed = place_model(
+            request,
+            self.model_path,
+            n_ctx=n_ctx,
+            may_shrink=n_ctx == 0,
+            sizes=sizes,
+            draft=speculation.draft_to_place(sizes) if speculation is not None else None,
+            open_needs=_engine.MemoryNeeds,
+            **weights,
+        )
+        if speculation is not None:
+            speculation = speculation.beside(placed.arguments["devices"])
+        for warning in placed.warnings:
+            logger.warning("%s", warning)
+        if verbose:
+            for line in (*placed.lines, *load_lines(placed)):
+                logger.info("%s", line)
+        with explained(placed):
+            model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments)
+        with contextlib.ExitStack() as on_error, explained(placed):
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
@@ -276,7 +313,7 @@ class Llama:
                 model,
                 adapters=load_adapters(model, adapters),
                 control=load_control_vector(model, steering, control_vector_layers),
-                n_ctx=n_ctx or model.n_ctx_train,
+                n_ctx=placed.n_ctx,
                 cache_bytes=cache_bytes,
                 n_checkpoints=n_checkpoints,
                 swa_full=keeps_windows,

@@ -83,6 +83,18 @@ def rope_scaling(value: int | str | None) -> str | None:
     return _ROPE_SCALING[value]
 
 
+def read_gpu_layers(value: int | str | None, *, has_devices: bool) -> int | str | None:
+    """As `pyllama.placement.PlacementRequest` takes it. Negative numbers are all layers, as in llama-cpp-python."""
+    if value is None:
+        return None if has_devices else 0
+    if isinstance(value, str):
+        if value not in ("auto", "all"):
+            raise InvalidArgument(f"n_gpu_layers={value!r}; expected a number, 'auto' or 'all'")
+        return None if value == "auto" else value
+    n_layers = operator.index(value)
+    return n_layers if n_layers >= 0 else "all"
+
+
 def read_split_mode(value: int | str) -> str:
     if isinstance(value, str):
         return value

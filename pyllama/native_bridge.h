@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "engine/engine.h"
 #include "engine/loaded_model.h"
+#include "engine/memory_needs.h"
 #include "gguf/gguf.h"
 #include "gguf/metadata.h"
 #include "quants/convert.h"
@@ -66,6 +67,9 @@ inline void override_string(MetadataOverrides& overrides, const std::string& key
 
 inline std::shared_ptr<const LoadedModel> load_model(const ModelParams& params) {
   return std::make_shared<const LoadedModel>(params);
+}
+inline std::shared_ptr<MemoryNeeds> open_memory_needs(const ModelParams& params) {
+  return std::make_shared<MemoryNeeds>(params);
 }
 inline std::shared_ptr<const LoraAdapter> load_adapter(std::shared_ptr<const LoadedModel> model,
                                                        const std::string& path, int32_t n_threads) {

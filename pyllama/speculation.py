@@ -13,7 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pyllama.devices import is_host
 from pyllama.errors import InvalidArgument, PyllamaError
+from pyllama.options import draft_placement
+from pyllama.placement import DraftToPlace
 
 log = logging.getLogger("pyllama")
 
@@ -34,7 +37,7 @@ class SpeculationOptions:
     n_min, n_max.
     adaptive: verify only as much as pays, in the server; `Llama` verifies every draft whole.
     synthetic_length, synthetic_rates: for benchmarks, see `synthetic_rates_of`.
-    type_k, type_v, n_threads, n_threads_batch, placement: of the draft model.
+    type_k, type_v, n_threads, n_threads_batch, placement: of the draft model; see `beside`.
     infers_type: the draft model's file says the type, see `resolved`.
     """
 
@@ -59,6 +62,18 @@ class SpeculationOptions:
     n_threads: int = 0
     n_threads_batch: int = 0
     placement: Mapping[str, Any] = field(default_factory=dict)
+
+    def beside(self, devices: Sequence[str]) -> SpeculationOptions:
+        """The draft model on the first GPU of the model's `devices`, unless it was placed."""
+        gpus = tuple(name for name in devices if not is_host(name))
+        return self if "devices" in self.placement else replace(self, placement={**self.placement, "devices": gpus[:1]})
+
+    def draft_to_place(self, sizes: Mapping[str, Any]) -> DraftToPlace | None:
+        """For `pyllama.placement.place_model`. sizes: of the engine of the model."""
+        if not self.is_on or "draft-simple" not in self.types or not Path(self.draft_model).is_file():
+            return None
+        own = {"type_k": self.type_k, "type_v": self.type_v, "swa_full": True}
+        return DraftToPlace(self.draft_model, self.placement, {**sizes, **own})
 
     def resolved(self) -> SpeculationOptions:
         """The same with the type that the draft model's file says. Raises what opening the file raises."""
@@ -134,7 +149,7 @@ def speculation_from_options(options: Any, draft_model: str = "") -> Speculation
         type_v=options.spec_draft_type_v,
         n_threads=max(0, options.spec_draft_threads or 0),
         n_threads_batch=max(0, options.spec_draft_threads_batch or 0),
-        placement={"devices": tuple(name for name in options.spec_draft_device if name != "none")},
+        placement=draft_placement(options),
     )
 
 

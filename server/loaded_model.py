@@ -15,6 +15,8 @@ from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import InvalidArgument
 from pyllama.host_memory import MEBIBYTE, cache_budget
 from pyllama.infill_vocabulary import InfillTable
+from pyllama.placement import Placed, explained, place_model
+from pyllama.placement_log import load_lines
 from pyllama.server.adapters import AdapterFacts, Adapters
 from pyllama.server.embedding_tasks import EmbeddingQueue
 from pyllama.server.engine_loop import EngineLoop
@@ -195,14 +197,10 @@ def defaults_from_metadata(settings: ServerSettings, metadata: Mapping[str, Any]
     return replace(settings.defaults, sampling=replace(settings.defaults.sampling, **changes))
 
 
-def open_model(settings: ServerSettings) -> Any:
+def open_model(settings: ServerSettings, placed: Placed) -> Any:
     """The weights. Raises `PyllamaError` or `OSError`."""
     from pyllama._engine import Model
-    from pyllama.gguf.split_set import check_parts
 
-    if not Path(settings.model).is_file():
-        raise FileNotFoundError(f"no such file: {settings.model}")
-    check_parts(Path(settings.model))
     return Model(
         settings.model,
         n_threads=settings.n_threads_batch or settings.n_threads,
@@ -210,8 +208,38 @@ def open_model(settings: ServerSettings) -> Any:
         kv_overrides=settings.kv_overrides or None,
         load_mtp=settings.speculation.needs_mtp,
         drafter=settings.speculation.drafter,
-        **settings.placement,
+        **placed.arguments,
     )
+
+
+def place_settings(settings: ServerSettings, sizes: Mapping[str, Any]) -> Placed:
+    """Decides where the model lies and how long its context is, and says so. Raises `PyllamaError` or `OSError`."""
+    from pyllama.gguf.split_set import check_parts
+
+    if not Path(settings.model).is_file():
+        raise FileNotFoundError(f"no such file: {settings.model}")
+    check_parts(Path(settings.model))
+    asked = settings.n_ctx or settings.kv_unified_per_slot * settings.n_slots
+    granule = PAGE_TOKENS if settings.kv_unified else PAGE_TOKENS * settings.n_slots
+    placed = place_model(
+        settings.placement,
+        settings.model,
+        n_ctx=round_up(asked, granule),
+        may_shrink=asked == 0,
+        granule=granule,
+        sizes=sizes,
+        draft=settings.speculation.draft_to_place(sizes),
+        kv_overrides=settings.kv_overrides or None,
+        load_mtp=settings.speculation.needs_mtp,
+        drafter=settings.speculation.drafter,
+    )
+    for line in placed.lines:
+        log.info("%s", line)
+    for warning in placed.warnings:
+        log.warning("%s", warning)
+    for line in load_lines(placed):
+        log.info("%s", line)
+    return placed
 
 
 def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> LoadedModel:
@@ -225,27 +253,30 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
 
     log.info("loading model '%s'", settings.model)
     settings = replace(settings, speculation=settings.speculation.resolved())
-    model = open_model(settings)
-    if len(model.devices) > 1:
-        for device, n_bytes in zip(model.devices, model.rank_bytes, strict=True):
-            log.info("%s: %.1f MiB of weights", device, n_bytes / (1 << 20))
+    sizes = {
+        "n_seq_max": settings.n_slots + (EMBEDDED_TOGETHER if settings.embeddings else 0),
+        "n_ubatch": min(settings.n_ubatch, settings.n_batch),
+        "type_k": settings.type_k,
+        "type_v": settings.type_v,
+        "swa_full": settings.swa_full,
+    }
+    placed = place_settings(settings, sizes)
+    settings = replace(settings, speculation=settings.speculation.beside(placed.arguments["devices"]))
+    with explained(placed):
+        model = open_model(settings, placed)
     metadata = model.metadata
     pooling = read_pooling_type(settings.pooling, model) if settings.embeddings else None
-    n_ctx, n_ctx_slot = context_sizes(settings, model.n_ctx_train)
+    n_ctx, n_ctx_slot = context_sizes(replace(settings, n_ctx=placed.n_ctx), model.n_ctx_train)
     cache_bytes = logged_cache_budget(settings)
 
     engine_arguments = {
         "n_ctx": n_ctx,
-        "n_seq_max": settings.n_slots + (EMBEDDED_TOGETHER if pooling is not None else 0),
         "n_batch": max(settings.n_batch, settings.n_slots + 1),
-        "n_ubatch": min(settings.n_ubatch, settings.n_batch),
         "n_threads": settings.n_threads,
         "n_threads_batch": settings.n_threads_batch,
-        "type_k": settings.type_k,
-        "type_v": settings.type_v,
         "cache_bytes": cache_bytes,
         "n_checkpoints": settings.n_checkpoints,
-        "swa_full": settings.swa_full,
+        **sizes,
         **settings.threads,
         **settings.rope,
     }
@@ -256,7 +287,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
 
     def make_engine_again() -> Any:
         log.info("loading model '%s' again", settings.model)
-        again = open_model(settings)
+        again = open_model(settings, placed)
         engine = make_engine(again, load_adapters(again, settings.adapters))
         again.close()  # the engine keeps the weights as long as it needs them
         return engine
@@ -264,7 +295,8 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
     adapters = load_adapters(model, settings.adapters)
     for index, (adapter, (_, scale)) in enumerate(zip(adapters, settings.adapters, strict=True)):
         log.info("LoRA adapter %d: '%s', scale = %g", index, adapter.path, scale)
-    engine = make_engine(model, adapters)
+    with explained(placed):
+        engine = make_engine(model, adapters)
     keeps_states = engine.needs_checkpoints and cache_bytes != 0 and settings.n_checkpoints > 0
     if engine.needs_checkpoints and not keeps_states:
         log.warning(

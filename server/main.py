@@ -91,7 +91,7 @@ def serve(settings: ServerSettings, chosen: ChosenModel, parent: Parent) -> int:
         log.error("%s", error)
         return 1
     warn_of_open_doors(settings)
-    log.info("models run on the CPU; CUDA kernels: %s", cuda_kernels())
+    log.info("CUDA kernels: %s", cuda_kernels())
     parent.obey()
     parent.tell("downloading" if chosen.jobs else "loading", port=listeners[0].port)
     state = ServerState(settings, build_info=build_label())

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pyllama.errors import InvalidArgument
-from pyllama.options import grammar_from_options, placement_arguments, rope_arguments
+from pyllama.options import grammar_from_options, placement_request, rope_arguments
+from pyllama.placement import PlacementRequest
 from pyllama.server.generation_params import GenerationParams
 from pyllama.server.sampling_params import SamplingParams
 from pyllama.server.tls import TlsError, TlsFiles, tls_files
@@ -69,7 +70,7 @@ class ServerSettings:
     type_v: str = "f16"
     check_tensors: bool = False
     kv_overrides: Mapping[str, Any] = field(default_factory=dict)
-    placement: Mapping[str, Any] = field(default_factory=dict)  # devices, as the model takes them
+    placement: PlacementRequest = field(default_factory=PlacementRequest)
     rope: Mapping[str, Any] = field(default_factory=dict)
     adapters: tuple[tuple[str, float], ...] = ()  # LoRA: files and the scales that requests start from
     control_vectors: tuple[tuple[str, float], ...] = ()
@@ -253,9 +254,9 @@ def _constraint(options: Any) -> dict[str, str]:
     return {"grammar" if source.kind == "gbnf" else "json_schema": source.text}
 
 
-def _placement(options: Any) -> dict[str, Any]:
+def _placement(options: Any) -> PlacementRequest:
     try:
-        return placement_arguments(options)
+        return placement_request(options)
     except InvalidArgument as error:
         raise SettingsError(str(error)) from None
 

@@ -465,6 +465,9 @@ class CpuBackend final : public HostBackend {
                                                   const std::byte* rows, ThreadPool& pool, float scale) const override {
     return std::make_shared<PackedWeight>(type, in_features, out_features, rows, scale, pool, memory_);
   }
+  size_t packed_bytes(QuantType type, int32_t in_features, int32_t out_features) const override {
+    return PackedWeight::bytes(type, in_features, out_features);
+  }
   size_t kv_page_bytes(const KvShape& shape) const override { return cpu::KvPage(shape).bytes(); }
   std::unique_ptr<Ops> create_ops(const ThreadSettings& threads, RankSeat seat) const override {
     return std::make_unique<CpuOps>(kernels_, threads, seat);

@@ -91,25 +91,35 @@ ElementType element_of(QuantType type) {
   }
 }
 
+int64_t column_bytes(ElementType element, int32_t in_features) {
+  return int64_t{in_features} * (element == ElementType::f32 ? 4 : 2);
+}
+
 }  // namespace
+
+size_t PackedWeight::bytes(QuantType type, int32_t in_features, int32_t out_features) {
+  const int64_t panels = (out_features + kPanelColumns - 1) / kPanelColumns;
+  const auto kind = panel_kind(type);
+  const int64_t one = kind ? panel_bytes(panel_format(*kind), in_features)
+                           : column_bytes(element_of(type), in_features) * kPanelColumns;
+  return static_cast<size_t>(panels * one);
+}
 
 PackedWeight::PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows,
                            float scale, ThreadPool& pool, WeightMemory& memory)
     : LinearWeight(type, in_features, out_features, scale) {
-  const int32_t panels = (out_features + kPanelColumns - 1) / kPanelColumns;
   if (const auto kind = panel_kind(type)) {
     form_ = Form::panels;
     kind_ = *kind;
     unit_bytes_ = panel_bytes(panel_format(kind_), in_features);
-    allocate(static_cast<size_t>(panels * unit_bytes_), memory);
+    allocate(bytes(type, in_features, out_features), memory);
     pack_panels(rows, pool);
   } else {
     form_ = Form::dense;
     element_ = element_of(type);
     unit_columns_ = kGroupColumns;
-    const int64_t column_bytes = int64_t{in_features} * (element_ == ElementType::f32 ? 4 : 2);
-    unit_bytes_ = column_bytes * kGroupColumns;
-    allocate(static_cast<size_t>(column_bytes * kPanelColumns * panels), memory);
+    unit_bytes_ = column_bytes(element_, in_features) * kGroupColumns;
+    allocate(bytes(type, in_features, out_features), memory);
     pack_dense(rows, pool);
   }
 }

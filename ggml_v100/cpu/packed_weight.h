@@ -19,6 +19,8 @@ class PackedWeight final : public LinearWeight {
   PackedWeight(QuantType type, int32_t in_features, int32_t out_features, const std::byte* rows, float scale,
                ThreadPool& pool, WeightMemory& memory);
   size_t bytes() const override { return bytes_; }
+  // What one of this shape takes.
+  static size_t bytes(QuantType type, int32_t in_features, int32_t out_features);
 
   Form form() const { return form_; }
   PanelKind kind() const { return kind_; }          // form panels

@@ -24,6 +24,9 @@ class CudaBackend final : public Backend {
                                                   const std::byte* rows, ThreadPool& pool, float scale) const override {
     return packer_.pack(type, in_features, out_features, rows, pool, scale);
   }
+  size_t packed_bytes(QuantType type, int32_t in_features, int32_t out_features) const override {
+    return cuda::weight_bytes(type, in_features, out_features);
+  }
   size_t kv_page_bytes(const KvShape& shape) const override { return cuda::checked_page_bytes(shape); }
   std::unique_ptr<Ops> create_ops(const ThreadSettings&, RankSeat seat) const override {
     return std::make_unique<cuda::CudaOps>(launches_, seat);

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 KERNELS = Path(__file__).resolve().parent / "kernels"
+SHARED_HEADERS = (KERNELS.parents[1] / "quants/codebook_codes.h",)  # of the host's code, included by kernels
 MAGIC = b"V100KRN1"
 NO_COMPILER = 3  # exit status
 NVCC_OLDEST, NVCC_NEWEST = (11, 8), (12, 9)
@@ -63,9 +64,9 @@ def read_units() -> list[Unit]:
 
 
 def sources_key() -> str:
-    """A digest of everything under kernels/. The host code that launches the kernels is compiled with the same key."""
+    """A digest of all that kernels are made of. The host code that launches them is compiled with the same key."""
     digest = hashlib.sha256()
-    for path in sorted(KERNELS.iterdir()):
+    for path in [*sorted(KERNELS.iterdir()), *SHARED_HEADERS]:
         if path.suffix in (".cu", ".cuh", ".h", ".json"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 
 #include "base/error.h"
@@ -11,6 +12,7 @@ namespace v100::cuda {
 namespace {
 
 constexpr std::array<int32_t, 5> kHeadSizes{64, 80, 96, 128, 256};
+constexpr std::array<int32_t, 3> kCountedHeadSizes{64, 128, 256};
 
 constexpr int32_t kMostIndexFeatures = 256;
 
@@ -18,10 +20,13 @@ struct TypeEntry {
   QuantType type;
   KvType kernel_type;
 };
-constexpr std::array<TypeEntry, 3> kTypes{{
+constexpr std::array<TypeEntry, 6> kTypes{{
     {QuantType::F16, kKvF16},
     {QuantType::Q8_0, kKvQ8_0},
     {QuantType::Q4_0, kKvQ4_0},
+    {QuantType::Q4_1, kKvQ4_1},
+    {QuantType::Q5_0, kKvQ5_0},
+    {QuantType::Q5_1, kKvQ5_1},
 }};
 
 KvType kv_type(QuantType type) {
@@ -48,6 +53,8 @@ KvCache cache_of(const KvShape& shape) {
 
 }  // namespace
 
+bool is_counted(const KvCache& cache) { return std::max(cache.type_k, cache.type_v) >= kKvQ4_1; }
+
 size_t checked_page_bytes(const KvShape& shape) {
   if (shape.head_dim_k != shape.head_dim_v)
     throw InvalidArgument("keys of " + std::to_string(shape.head_dim_k) + " and values of " +
@@ -57,11 +64,15 @@ size_t checked_page_bytes(const KvShape& shape) {
       throw InvalidArgument("index keys of " + std::to_string(shape.head_dim_k) +
                             " features cannot be on a CUDA device; expected at most " +
                             std::to_string(kMostIndexFeatures));
-  } else if (std::find(kHeadSizes.begin(), kHeadSizes.end(), shape.head_dim_k) == kHeadSizes.end()) {
-    std::string sizes;
-    for (const int32_t size : kHeadSizes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
-    throw InvalidArgument("heads of " + std::to_string(shape.head_dim_k) +
-                          " features cannot be on a CUDA device; expected " + sizes);
+  } else {
+    const bool counted = is_counted(cache_of(shape));
+    const auto known = counted ? std::span<const int32_t>(kCountedHeadSizes) : std::span<const int32_t>(kHeadSizes);
+    if (std::ranges::find(known, shape.head_dim_k) == known.end()) {
+      std::string sizes;
+      for (const int32_t size : known) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+      throw InvalidArgument("heads of " + std::to_string(shape.head_dim_k) + " features cannot be on a CUDA device" +
+                            (counted ? " with q4_1, q5_0 or q5_1" : "") + "; expected " + sizes);
+    }
   }
   for (const QuantType type : {shape.type_k, shape.type_v})
     if (traits(type).is_quantized && shape.head_dim_k % traits(type).block_values != 0)

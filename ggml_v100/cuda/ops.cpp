@@ -347,7 +347,7 @@ Tensor CudaOps::concatenate(Tensor x, Tensor y) {
 // --- meeting points ---
 
 void CudaOps::all_reduce(Tensor partial) {
-  if (!seat_.adds()) return;
+  if (seat_.is_alone()) return;
   changes(partial);
   float* host = host_copy_of(partial);
   seat_.all_reduce(host, partial.size());

@@ -27,6 +27,8 @@
 
 namespace v100::cuda {
 
+struct PromptTile;  // kernels/linear_prompt_shape.h
+
 class CudaOps final : public Ops {
  public:
   CudaOps(std::shared_ptr<const Launches> launches, RankSeat seat);
@@ -191,7 +193,8 @@ class CudaOps final : public Ops {
   void run_experts(Tensor x, const Routing& routing, const ExpertLinear& w, const ExpertLinear* up,
                    std::optional<Activation> activation, int32_t slots_per_row, Tensor y);
   void run_expert_records(Tensor x, const Groups& groups, std::span<const ExpertLinear* const> weights,
-                          std::optional<Activation> activation, int32_t slots_per_row, Tensor y);
+                          std::optional<Activation> activation, int32_t slots_per_row, const PromptTile* tile,
+                          Tensor y);
   void run_expert_floats(Tensor x, const Groups& groups, const ExpertLinear& w, int32_t slots_per_row, Tensor y);
 
   void rotate(const NormRopeParams& params);

@@ -4,6 +4,7 @@
 // of rows; one with more by the prompt kernel. So a row's bits do not depend on the other sequences.
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace {
 
 constexpr int32_t kPromptBlockRows = 64;  // of a block
 constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
+constexpr std::array<int32_t, 2> kCountedBlockRows{16, 64};
 constexpr size_t kMostPartBytes = size_t{64} << 20;  // of the sums of partitions
 
 // Partitions of the longest view, in steps: recorded work depends on the number.
@@ -28,6 +30,17 @@ int32_t partitions_for(std::span<const RowRange> visible) {
   const int32_t step = partitions <= 16 ? 4 : partitions <= 64 ? 8 : 16;
   return (partitions + step - 1) / step * step;
 }
+
+// Of a decode kernel: the fewest that hold as many rows, else the most.
+int32_t block_rows_for(int32_t rows, const KvCache& cache) {
+  const auto sizes =
+      is_counted(cache) ? std::span<const int32_t>(kCountedBlockRows) : std::span<const int32_t>(kBlockRows);
+  const auto fits = std::ranges::find_if(sizes, [&](int32_t n) { return n >= rows; });
+  return fits == sizes.end() ? sizes.back() : *fits;
+}
+
+// After the names of units and decode kernels.
+std::string suffix_of(const KvCache& cache) { return is_counted(cache) ? "_counted" : ""; }
 
 }  // namespace
 
@@ -114,8 +127,7 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     auto* part_y = take<float>(count * row_parts * static_cast<size_t>(head_dim));
     auto* part_weight = take<float>(count * row_parts * 2);
     const int32_t block_of_rows = most_rows(rows, piece) * cache.group;  // rows of a block: a query row and a head
-    const auto fits = std::find_if(kBlockRows.begin(), kBlockRows.end(), [&](int32_t n) { return n >= block_of_rows; });
-    const int32_t block_rows = fits == kBlockRows.end() ? kBlockRows.back() : *fits;
+    const int32_t block_rows = block_rows_for(block_of_rows, cache);
     AttentionParams params{};
     params.q = q.data;
     params.visible = t.visible;
@@ -133,7 +145,7 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     params.partitions = partitions;
     params.row_blocks = (block_of_rows + block_rows - 1) / block_rows;
     params.scale = scale;
-    launch(unit, "attention_decode_" + std::to_string(block_rows),
+    launch(unit + suffix_of(cache), "attention_decode_" + std::to_string(block_rows) + suffix_of(cache),
            {static_cast<uint32_t>(cache.kv_heads * params.row_blocks), static_cast<uint32_t>(partitions),
             static_cast<uint32_t>(t.sequences)},
            kThreads, params, static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
@@ -161,7 +173,7 @@ void CudaOps::attend_prompt(Tensor q, const Rows& rows, RowRange part, const Row
   params.most_pages = t.most_pages;
   params.row_blocks = (most_rows(rows, part) * cache.group + kPromptBlockRows - 1) / kPromptBlockRows;
   params.scale = scale;
-  launch("attention_prompt_" + std::to_string(cache.head_dim), "attention_prompt",
+  launch("attention_prompt_" + std::to_string(cache.head_dim) + suffix_of(cache), "attention_prompt",
          {static_cast<uint32_t>(params.row_blocks), static_cast<uint32_t>(cache.kv_heads),
           static_cast<uint32_t>(t.sequences)},
          kThreads, params, static_cast<uint32_t>(attention_shared_bytes(cache.head_dim, kPromptBlockRows)));

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "cuda/kernels/linear_prompt_shape.h"
+#include "cuda/kernels/linear_shape.h"
 #include "cuda/ops.h"
 
 namespace v100::cuda {
@@ -18,6 +20,15 @@ int32_t rows_of_item(int32_t slots, int32_t experts, int32_t most) {
   int32_t rows = 8;
   while (rows < most && int64_t{rows} * experts < 2 * int64_t{slots}) rows *= 2;
   return rows;
+}
+
+// The tile of the kernels of prompts, whose rows an item has then, where they are faster: an expert has to fill it. nullptr:
+// the streaming kernels, always for up to 64 rows. What a ubatch takes does not depend on the pieces it goes in.
+const PromptTile* prompt_tile(const Routing& routing, int32_t experts) {
+  constexpr int32_t kMostStreamed = 64;
+  const int64_t slots = routing.slots();
+  if (routing.rows <= kMostStreamed || slots <= int64_t{48} * experts) return nullptr;
+  return slots <= int64_t{192} * experts ? &kNarrowTile : &kWideTile;
 }
 
 // Of the first expert that is here; nothing where none is.
@@ -90,7 +101,8 @@ CudaOps::Groups CudaOps::group_slots(const int32_t* expert, int32_t slots, int32
 }
 
 void CudaOps::run_expert_records(Tensor x, const Groups& groups, std::span<const ExpertLinear* const> weights,
-                                 std::optional<Activation> activation, int32_t slots_per_row, Tensor y) {
+                                 std::optional<Activation> activation, int32_t slots_per_row, const PromptTile* tile,
+                                 Tensor y) {
   const Codec& codec = *any_weight(*weights[0])->codec();
   const int32_t tiles = groups.item_rows / 8;
   auto* panel = take<uint16_t>(static_cast<size_t>(groups.most_items) * static_cast<size_t>(groups.item_rows) *
@@ -119,10 +131,17 @@ void CudaOps::run_expert_records(Tensor x, const Groups& groups, std::span<const
     params.job[i].out_features = y.features;
     params.job[i].experts = expert_table(*weights[i]);
   }
-  const int32_t columns = activation || tiles > 1 ? 2 : 1;  // groups of 8 warps in a block
-  const int32_t blocks = activation ? params.tiles : (params.tiles + columns - 1) / columns;
-  launch("linear_" + std::string(codec.unit), (activation ? "gated_rows" : "rows") + std::to_string(groups.item_rows),
-         rows_grid(blocks, groups.most_items), static_cast<uint32_t>(columns) * kThreads, params);
+  const std::string prefix = activation ? "gated_" : "";
+  if (tile != nullptr) {
+    const int32_t blocks = prompt_blocks(*tile, tile->rows, params.tiles, activation.has_value());
+    launch("linear_prompt_" + std::string(codec.unit), prefix + (tile->rows == kWideTile.rows ? "wide" : "narrow"),
+           rows_grid(blocks, groups.most_items), static_cast<uint32_t>(tile->threads), params);
+    return;
+  }
+  const int32_t block_tiles = activation ? 1 : linear_tiles(groups.item_rows);
+  const int32_t blocks = (params.tiles + block_tiles - 1) / block_tiles;
+  launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(groups.item_rows),
+         rows_grid(blocks, groups.most_items), kLinearThreads, params);
 }
 
 void CudaOps::run_expert_floats(Tensor x, const Groups& groups, const ExpertLinear& w, int32_t slots_per_row,
@@ -152,7 +171,8 @@ void CudaOps::run_experts(Tensor x, const Routing& routing, const ExpertLinear& 
   }
   const auto experts = static_cast<int32_t>(w.experts.size());
   const bool is_packed = weight->codec() != nullptr;
-  const int32_t item_rows = rows_of_item(routing.slots(), experts, is_packed ? 64 : 16);
+  const PromptTile* tile = is_packed ? prompt_tile(routing, experts) : nullptr;
+  const int32_t item_rows = tile != nullptr ? tile->rows : rows_of_item(routing.slots(), experts, is_packed ? 64 : 16);
   int32_t piece_rows = routing.rows;
   const auto panel_bytes = [&](int32_t rows) {
     return static_cast<size_t>(most_expert_items(rows * routing.used, experts, item_rows)) *
@@ -169,9 +189,9 @@ void CudaOps::run_experts(Tensor x, const Routing& routing, const ExpertLinear& 
     if (!is_packed) {
       run_expert_floats(piece_x, groups, w, slots_per_row, piece_y);
     } else if (up != nullptr) {
-      run_expert_records(piece_x, groups, std::array{&w, up}, activation, slots_per_row, piece_y);
+      run_expert_records(piece_x, groups, std::array{&w, up}, activation, slots_per_row, tile, piece_y);
     } else {
-      run_expert_records(piece_x, groups, std::array{&w}, std::nullopt, slots_per_row, piece_y);
+      run_expert_records(piece_x, groups, std::array{&w}, std::nullopt, slots_per_row, tile, piece_y);
     }
     arena_.release(mark);
   }

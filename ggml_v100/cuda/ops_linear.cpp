@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "cuda/kernels/linear_prompt_shape.h"
+#include "cuda/kernels/linear_shape.h"
 #include "cuda/ops.h"
 
 namespace v100::cuda {
@@ -85,10 +86,11 @@ void CudaOps::launch_records(const Panel& panel, const Codec& codec, const Linea
            static_cast<uint32_t>(tile.threads), params);
     return;
   }
-  const int32_t columns = is_gated || panel.tiles > 1 ? 2 : 1;  // groups of 8 warps in a block
-  const int32_t blocks = is_gated ? params.tiles : (params.tiles + columns - 1) / columns;
-  launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(panel.tiles * kTileRows),
-         {static_cast<uint32_t>(blocks)}, static_cast<uint32_t>(columns) * kThreads, params);
+  const int32_t rows = panel.tiles * kTileRows;  // of the kernel
+  const int32_t block_tiles = is_gated ? 1 : linear_tiles(rows);
+  const int32_t blocks = (params.tiles + block_tiles - 1) / block_tiles;
+  launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(rows), {static_cast<uint32_t>(blocks)},
+         kLinearThreads, params);
 }
 
 void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> jobs,
@@ -157,7 +159,7 @@ Tensor CudaOps::linear(Tensor x, const Linear& w) {
 }
 
 void CudaOps::add_linear(Tensor x, Tensor y, const Linear& w) {
-  if (seat_.adds() || w.weight == nullptr) return Ops::add_linear(x, y, w);
+  if (w.weight == nullptr) return Ops::add_linear(x, y, w);
   changes(x);
   const Job job{&w, x, true};
   run_linear(y, {&job, 1});

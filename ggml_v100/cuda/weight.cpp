@@ -18,13 +18,31 @@ namespace v100::cuda {
 namespace {
 
 constexpr std::array kCodecs{
-    Codec{QuantType::F16, "F16", "f16"},          Codec{QuantType::Q8_0, "Q8_0", "q8_0"},
-    Codec{QuantType::Q4_0, "Q4_0", "q4_0"},       Codec{QuantType::Q4_1, "Q4_1", "q4_1"},
-    Codec{QuantType::Q5_0, "Q5_0", "q5_0"},       Codec{QuantType::Q5_1, "Q5_1", "q5_1"},
-    Codec{QuantType::Q2_K, "Q2_K", "q2_k"},       Codec{QuantType::Q3_K, "Q3_K", "q3_k"},
-    Codec{QuantType::Q4_K, "Q4_K", "q4_k"},       Codec{QuantType::Q5_K, "Q5_K", "q5_k"},
-    Codec{QuantType::Q6_K, "Q6_K", "q6_k"},       Codec{QuantType::IQ4_NL, "IQ4_NL", "iq4_nl"},
-    Codec{QuantType::IQ4_XS, "IQ4_XS", "iq4_xs"}, Codec{QuantType::MXFP4, "MXFP4", "mxfp4"},
+    Codec{QuantType::F16, "F16", "f16"},
+    Codec{QuantType::Q8_0, "Q8_0", "q8_0"},
+    Codec{QuantType::Q4_0, "Q4_0", "q4_0"},
+    Codec{QuantType::Q4_1, "Q4_1", "q4_1"},
+    Codec{QuantType::Q5_0, "Q5_0", "q5_0"},
+    Codec{QuantType::Q5_1, "Q5_1", "q5_1"},
+    Codec{QuantType::Q2_K, "Q2_K", "q2_k"},
+    Codec{QuantType::Q3_K, "Q3_K", "q3_k"},
+    Codec{QuantType::Q4_K, "Q4_K", "q4_k"},
+    Codec{QuantType::Q5_K, "Q5_K", "q5_k"},
+    Codec{QuantType::Q6_K, "Q6_K", "q6_k"},
+    Codec{QuantType::IQ4_NL, "IQ4_NL", "iq4_nl"},
+    Codec{QuantType::IQ4_XS, "IQ4_XS", "iq4_xs"},
+    Codec{QuantType::MXFP4, "MXFP4", "mxfp4"},
+    Codec{QuantType::NVFP4, "NVFP4", "nvfp4"},
+    Codec{QuantType::Q1_0, "Q1_0", "q1_0"},
+    Codec{QuantType::Q2_0, "Q2_0", "q2_0"},
+    Codec{QuantType::TQ2_0, "TQ2_0", "tq2_0"},
+    Codec{QuantType::IQ1_S, "IQ1_S", "iq1_s"},
+    Codec{QuantType::IQ1_M, "IQ1_M", "iq1_m"},
+    Codec{QuantType::IQ2_XXS, "IQ2_XXS", "iq2_xxs"},
+    Codec{QuantType::IQ2_XS, "IQ2_XS", "iq2_xs"},
+    Codec{QuantType::IQ2_S, "IQ2_S", "iq2_s"},
+    Codec{QuantType::IQ3_XXS, "IQ3_XXS", "iq3_xxs"},
+    Codec{QuantType::IQ3_S, "IQ3_S", "iq3_s"},
 };
 constexpr int32_t kTileRows = 32;
 constexpr int32_t kF16Block = 32;  // values of a record of F16 in a row

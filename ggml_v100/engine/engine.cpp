@@ -7,6 +7,7 @@
 
 #include "base/thread_pool.h"
 #include "engine/append_guard.h"
+#include "engine/pool_sizes.h"
 
 namespace v100 {
 
@@ -25,18 +26,12 @@ QuantType kv_type(const char* field, const std::string& name) {
   return *type;
 }
 
-// Tokens are shared out in pages, so each sequence may waste most of one: the pool has a page more per sequence than n_ctx
-// needs. The pages are touched lazily, so unused ones cost nothing.
-int32_t pool_pages(int32_t n_ctx, int32_t n_seq_max) { return n_ctx / kPageTokens + (n_seq_max > 1 ? n_seq_max : 0); }
+constexpr int64_t kLongestContext = int64_t{1} << 30;
 
-// That hold a window at any place.
-int32_t window_pages(int32_t window) { return window / kPageTokens + 2; }
-
-int32_t rounded_context(const LoadedModel& model, const EngineParams& params) {
-  constexpr int64_t kLongest = int64_t{1} << 30;
-  const int32_t asked = in_range("n_ctx", params.n_ctx, 0, kLongest);
-  const int64_t n_ctx = asked > 0 ? asked : model.text().hyperparameters().context_length;
-  return static_cast<int32_t>((n_ctx + kPageTokens - 1) / kPageTokens * kPageTokens);
+int32_t window_of(const LoadedModel& model, bool swa_full) {
+  std::vector<const TextModel*> texts;
+  for (int32_t rank = 0; rank < model.placement().ranks(); ++rank) texts.push_back(&model.text(rank));
+  return kept_window(texts, swa_full);
 }
 
 template <class T>
@@ -48,7 +43,7 @@ void keep_forever(T&& value) {
 
 Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& params)
     : model_(std::move(model)),
-      n_ctx_(rounded_context(*model_, params)),
+      n_ctx_(rounded_context(model_->text(), in_range("n_ctx", params.n_ctx, 0, kLongestContext))),
       n_batch_(in_range("n_batch", params.n_batch, 1, 1 << 24)),
       n_ubatch_(std::min(n_batch_, in_range("n_ubatch", params.n_ubatch, 1, 1 << 20))),
       n_threads_(in_range("n_threads", params.n_threads, 0, 512)),
@@ -56,6 +51,7 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       keeps_prefixes_(params.cache_bytes != 0),
       type_k_(kv_type("type_k", params.type_k)),
       type_v_(kv_type("type_v", params.type_v)),
+      window_(window_of(*model_, params.swa_full)),
       memory_(pool_pages(n_ctx_, in_range("n_seq_max", params.n_seq_max, 1, 4096)), params.n_seq_max,
               [this](PageId from, PageId to) { ranks_->copy_page(from, to); }),
       states_(params.n_seq_max),
@@ -73,14 +69,8 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
     throw InvalidArgument("the control vector was made for another model");
   if (n_threads_ == 0) n_threads_ = ThreadPool::hardware_threads();
   if (n_threads_batch_ == 0) n_threads_batch_ = n_threads_;
-  for (int32_t rank = 0; rank < model_->placement().ranks() && !params.swa_full; ++rank)
-    for (const KvShape& shape : model_->text(rank).kv_shapes())
-      if (shape.is_windowed) window_ = model_->text().sliding_window();
-  int32_t n_window_pages = 0;
+  const int32_t n_window_pages = window_pool_pages(window_, memory_.n_pages(), params.n_seq_max);
   if (window_ > 0) {
-    // A window is part of its sequence, so these pages never run out first: as many as there are, and those of each
-    // sequence whose other pages are shared. Touched are as many as are in use at once.
-    n_window_pages = memory_.n_pages() + params.n_seq_max * window_pages(window_);
     window_memory_ = std::make_unique<PagedMemory>(
         n_window_pages, params.n_seq_max, [this](PageId from, PageId to) { ranks_->copy_window_page(from, to); });
   }

@@ -261,7 +261,7 @@ class Engine {
   int32_t n_ctx_, n_batch_, n_ubatch_, n_threads_, n_threads_batch_;
   bool keeps_prefixes_;  // of sequences, in host memory
   QuantType type_k_, type_v_;
-  int32_t window_ = 0;  // of layers whose pages are kept within it; 0: there are none
+  int32_t window_;  // of layers whose pages are kept within it; 0: there are none
   PagedMemory memory_;
   std::unique_ptr<PagedMemory> window_memory_;  // of those layers; lengths as in memory_
   StatePool states_;

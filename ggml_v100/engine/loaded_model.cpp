@@ -19,12 +19,6 @@ namespace v100 {
 
 namespace {
 
-std::unique_ptr<Backend> create_backend(const std::string& device, const std::string& isa) {
-  if (const auto ordinal = cuda_ordinal(device)) return create_cuda_backend(*ordinal);
-  if (isa == "reference") return create_reference_backend();
-  return create_cpu_backend(isa == "auto" ? available_cpu_instruction_sets().back() : isa);
-}
-
 uint64_t identify(const GgufFile& file, const Backend& backend, const Placement& placement) {
   constexpr size_t kSampleBytes = 256;
   Fnv1a hash;
@@ -51,6 +45,23 @@ std::string size_text(int64_t n_params) {
 
 }  // namespace
 
+std::unique_ptr<Backend> create_backend(const std::string& device, const std::string& isa) {
+  if (const auto ordinal = cuda_ordinal(device)) return create_cuda_backend(*ordinal);
+  if (isa == "reference") return create_reference_backend();
+  return create_cpu_backend(isa == "auto" ? available_cpu_instruction_sets().back() : isa);
+}
+
+// Only a model on one device can be placed without knowing it: then what is wrong with it is said while it is loaded.
+Placement place(const ModelParams& params, const GgufFile& file, const Metadata& metadata) {
+  const PlacementParams& placement = params.placement;
+  if (placement.devices.size() < 2 && !placement.device_layers && placement.overrides.empty())
+    return Placement(placement);
+  const Hyperparameters hp = read_hyperparameters(metadata);
+  PlacedModel model{hp.layers, params.load_mtp ? hp.mtp_blocks : 0, {}};
+  for (const GgufTensor& tensor : file.tensors()) model.tensors.emplace_back(tensor.name);
+  return Placement(placement, model);
+}
+
 void add_tensors(Fnv1a& hash, const GgufFile& file, size_t sample_bytes) {
   for (const GgufTensor& tensor : file.tensors()) {
     hash.add(tensor.name);
@@ -62,7 +73,9 @@ void add_tensors(Fnv1a& hash, const GgufFile& file, size_t sample_bytes) {
 }
 
 LoadedModel::LoadedModel(const ModelParams& params)
-    : file_(GgufFile::open(params.path)), metadata_(file_, params.kv_overrides), placement_(params.placement) {
+    : file_(GgufFile::open(params.path)),
+      metadata_(file_, params.kv_overrides),
+      placement_(place(params, *file_, metadata_)) {
   if (params.n_threads < 0)
     throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
   ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());

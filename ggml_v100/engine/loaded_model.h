@@ -64,6 +64,12 @@ class LoadedModel {
   uint64_t fingerprint_ = 0;
 };
 
+// The placement of a model that is about to be loaded. Throws InvalidArgument, ModelError.
+Placement place(const ModelParams& params, const GgufFile& file, const Metadata& metadata);
+
+// isa: ModelParams::isa, for CPUs. Throws InvalidArgument, DeviceError.
+std::unique_ptr<Backend> create_backend(const std::string& device, const std::string& isa);
+
 // What tells files apart: names, types and shapes of all tensors and the first bytes of each, where another quantisation or
 // fine-tune differs.
 void add_tensors(Fnv1a& hash, const GgufFile& file, size_t sample_bytes);

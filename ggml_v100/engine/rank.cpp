@@ -7,7 +7,20 @@ namespace {
 
 constexpr int64_t kRecordAlignment = 16;  // values: a cache line
 
+int64_t aligned(const StateShape& shape) {
+  return (shape.values + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
+}
+
 }  // namespace
+
+RankSizes rank_sizes(const TextModel& text, const Backend& backend, std::span<const KvShape> shapes) {
+  RankSizes sizes;
+  for (const KvShape& shape : shapes)
+    (shape.is_windowed ? sizes.window_page_bytes : sizes.page_bytes) += backend.kv_page_bytes(shape);
+  for (const StateShape& shape : text.state_shapes())
+    sizes.state_bytes += static_cast<size_t>(aligned(shape)) * sizeof(float);
+  return sizes;
+}
 
 Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
            int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions)
@@ -29,7 +42,7 @@ Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> o
   std::vector<int64_t> record_offset;
   for (const StateShape& shape : text.state_shapes()) {
     record_offset.push_back(state_values_);
-    state_values_ += (shape.values + kRecordAlignment - 1) / kRecordAlignment * kRecordAlignment;
+    state_values_ += aligned(shape);
   }
   states_ = ops_->allocate(static_cast<size_t>(n_state_slots) * state_bytes());
   for (const int64_t offset : record_offset)

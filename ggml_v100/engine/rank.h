@@ -24,6 +24,13 @@ struct Ubatch {
   int32_t kept_rows = 0;                   // the first ones, of which recurrent layers keep what replay() needs
 };
 
+// Bytes of a page of all layers, of one of those with a window, and of a slot of states.
+struct RankSizes {
+  size_t page_bytes = 0, window_page_bytes = 0, state_bytes = 0;
+};
+// shapes: as of Rank. Throws InvalidArgument.
+RankSizes rank_sizes(const TextModel& text, const Backend& backend, std::span<const KvShape> shapes);
+
 class Rank {
  public:
   // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. directions: as in

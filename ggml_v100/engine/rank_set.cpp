@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "engine/pool_sizes.h"
 
 namespace v100 {
 
@@ -21,13 +22,16 @@ ThreadSettings settings_of_rank(ThreadSettings settings, int32_t count, int32_t 
 
 }  // namespace
 
-// Ranks that compute at the same time share the threads, the first ones getting what is left over. Ranks that have whole
-// layers compute one after the other, each with all threads.
+// CPU ranks that compute at the same time share the threads, the first ones getting what is left over. Where all have whole
+// layers they compute one after the other, each with all threads. A rank on another device only starts work there.
 int32_t RankSet::threads_of(int32_t rank, int32_t n_threads) const {
   const Placement& placement = model_->placement();
-  if (placement.mode() != SplitMode::tensor) return n_threads;
-  const int32_t n = placement.ranks();
-  return std::max(1, n_threads / n + (rank < n_threads % n ? 1 : 0));
+  const std::vector<std::string>& devices = placement.devices();
+  if (!is_cpu(devices[static_cast<size_t>(rank)])) return 1;
+  if (!placement.has_shared_layers()) return n_threads;
+  const auto n = static_cast<int32_t>(std::count_if(devices.begin(), devices.end(), is_cpu));
+  const auto index = static_cast<int32_t>(std::count_if(devices.begin(), devices.begin() + rank, is_cpu));
+  return std::max(1, n_threads / n + (index < n_threads % n ? 1 : 0));
 }
 
 RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& params)
@@ -46,23 +50,18 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
   for (int32_t r = 0; r < n; ++r) {
     const int32_t count = std::max(threads_of(r, n_threads_), threads_of(r, n_threads_batch_));
     RankSeat seat;
-    if (n > 1) seat = RankSeat(threads_->group(), r, placement.mode() == SplitMode::tensor);
+    if (n > 1) seat = RankSeat(threads_->group(), r);
     std::unique_ptr<Ops> ops =
         model_->backend(r).create_ops(settings_of_rank(params.threads, count, first_thread), seat);
-    if (placement.mode() == SplitMode::tensor) first_thread += count;
+    if (placement.has_shared_layers() && is_cpu(placement.devices()[static_cast<size_t>(r)])) first_thread += count;
     if (!adapters_.empty()) {
       std::vector<const LowRankParts*> parts;
       for (const auto& adapter : adapters_) parts.push_back(&adapter->parts(r));
       ops = adapt(std::move(ops), std::move(parts));
     }
     if (params.importance != nullptr) ops = observe_inputs(std::move(ops), *params.importance);
-    std::vector<KvShape> shapes = model_->text(r).kv_shapes();
-    for (KvShape& shape : shapes) {
-      shape.type_k = params.type_k;
-      // An index cache has keys only: those of tokens in the place of values.
-      shape.type_v = shape.block > 0 ? params.type_k : params.type_v;
-      shape.is_windowed = shape.is_windowed && params.n_window_pages > 0;
-    }
+    std::vector<KvShape> shapes =
+        typed_shapes(model_->text(r), params.type_k, params.type_v, params.n_window_pages > 0);
     std::vector<VectorWeight> directions;
     if (control_ != nullptr)
       for (const std::vector<float>& direction : control_->directions())

@@ -63,8 +63,8 @@ Tensor gated_attention(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, 
   const float scale = 1.0f / std::sqrt(static_cast<float>(w.q_norm.size));
   const Tensor o = ops.attention(q, rows, kv, w.attn.heads, scale);  // [rows, Hq D]
   ops.apply_gate(o, gate);
-  const Tensor a = ops.linear(o, w.attn.output);  // [rows, H], partial
-  ops.all_reduce(a);
+  const Tensor a = ops.linear(o, w.attn.output);  // [rows, H]
+  if (w.attn.is_partial) ops.all_reduce(a);
   return a;
 }
 

@@ -70,6 +70,7 @@ GatedDeltaNetWeights load_gated_delta_net(const WeightLoader& weights, const Hyp
   for (const RowRange range : scaled(values, delta.head_dim, 2 * all.key_size())) qkv_rows.push_back(range);
 
   GatedDeltaNetWeights w;
+  w.is_partial = weights.shard().is_partial(layer);
   w.net.key_heads = keys.size();
   w.net.value_heads = total(values);
   w.net.head_dim = delta.head_dim;
@@ -100,8 +101,8 @@ Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState
   const Tensor qkv = ops.causal_conv_silu(u, w.conv, rows, state.history);
   const Tensor o = ops.delta_net(qkv, beta, alpha, w.net, eps, rows, state.memory);  // [rows, V]
   ops.norm_gate(o, z, w.norm, eps, output_gate);
-  const Tensor a = ops.linear(o, w.output);  // [rows, H], partial
-  ops.all_reduce(a);
+  const Tensor a = ops.linear(o, w.output);  // [rows, H]
+  if (w.is_partial) ops.all_reduce(a);
   return a;
 }
 

@@ -30,8 +30,9 @@ struct GatedDeltaNetWeights {
   Linear beta, alpha;  // [value heads, H]
   ConvWeight conv;     // [taps, 2 K + V]
   DeltaNet net;
-  VectorWeight norm;  // [S]
-  Linear output;      // [H, V], its product is a partial sum
+  VectorWeight norm;        // [S]
+  Linear output;            // [H, V]
+  bool is_partial = false;  // its product is a summand, the other ranks have the rest
 };
 
 GatedDeltaNetWeights load_gated_delta_net(const WeightLoader& weights, const Hyperparameters& hp,

@@ -48,16 +48,28 @@ bool is_weight_type(QuantType type) {
   }
 }
 
+// Stands for a weight that is only measured.
+class MeasuredWeight final : public LinearWeight {
+ public:
+  MeasuredWeight(QuantType type, int32_t in_features, int32_t out_features, float scale, size_t bytes)
+      : LinearWeight(type, in_features, out_features, scale), bytes_(bytes) {}
+  size_t bytes() const override { return bytes_; }
+
+ private:
+  size_t bytes_;
+};
+
 }  // namespace
 
 WeightLoader::WeightLoader(std::shared_ptr<const GgufFile> file, const Backend& backend, ThreadPool& pool,
-                           bool check_values, bool load_mtp, Shard& shard)
+                           bool check_values, bool load_mtp, Shard& shard, LoadFor purpose)
     : file_(std::move(file)),
       backend_(backend),
       pool_(pool),
       check_values_(check_values),
       load_mtp_(load_mtp),
-      shard_(shard) {
+      shard_(shard),
+      purpose_(purpose) {
   for (const GgufTensor& tensor : file_->tensors())
     if (tensor.name.empty()) throw ModelError("the file has a tensor without a name");
 }
@@ -132,7 +144,8 @@ std::vector<float> WeightLoader::decode_values(const GgufTensor& tensor) const {
 }
 
 VectorWeight WeightLoader::place(std::span<const float> values) const {
-  return {backend_.place(values), static_cast<int32_t>(values.size())};
+  vector_bytes_ += values.size_bytes();
+  return {purpose_ == LoadFor::pack ? backend_.place(values) : nullptr, static_cast<int32_t>(values.size())};
 }
 
 VectorWeight WeightLoader::vector(const std::string& name, int32_t size) const {
@@ -190,6 +203,11 @@ std::shared_ptr<const LinearWeight> WeightLoader::pack(const GgufTensor& tensor,
   const std::vector<RowRange> row_runs = joined(rows), column_runs = joined(columns);
   const int32_t n_rows = total(rows), n_columns = total(columns);
   if (n_rows == 0 || n_columns == 0) return nullptr;
+  if (purpose_ == LoadFor::measure) {
+    const size_t bytes = backend_.packed_bytes(tensor.type, n_columns, n_rows);
+    packed_bytes_ += bytes;
+    return std::make_shared<const MeasuredWeight>(tensor.type, n_columns, n_rows, scale, bytes);
+  }
   const int64_t all_bytes = row_bytes(type, tensor.ne[0]);
   const std::byte* first = file_->data(tensor).data() + matrix * tensor.ne[1] * all_bytes;
   std::vector<std::byte> picked;
@@ -278,7 +296,7 @@ ConvWeight WeightLoader::convolution(const std::string& name, int32_t taps, int3
     for (const RowRange& range : mine)
       for (int64_t c = range.begin; c < range.end; ++c)
         weights.push_back(file_order[static_cast<size_t>(c * taps + t)]);
-  return {backend_.place(weights), taps, total(mine)};
+  return {place(weights).data, taps, total(mine)};
 }
 
 EmbeddingTable WeightLoader::embedding(const std::string& name, int32_t features, int32_t vocab) const {

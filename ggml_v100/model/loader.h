@@ -15,18 +15,23 @@
 
 namespace v100 {
 
+// pack: tensors go to the backend. measure: only what they would take there is found; of the file's data no more is read
+// than vectors.
+enum class LoadFor { pack, measure };
+
 class WeightLoader {
  public:
   // check_values: refuse tensors with non-finite scales or values (`--check-tensors`). load_mtp: families load their blocks
   // of multi-token prediction too. shard: what the rank that loads gets; it remembers what it was asked.
   WeightLoader(std::shared_ptr<const GgufFile> file, const Backend& backend, ThreadPool& pool, bool check_values,
-               bool load_mtp, Shard& shard);
+               bool load_mtp, Shard& shard, LoadFor purpose = LoadFor::pack);
 
   bool has(const std::string& name) const;
   bool load_mtp() const { return load_mtp_; }
   Shard& shard() const { return shard_; }
-  // Of all packed weights so far.
+  // Of all packed weights so far, and of all vectors on the device.
   size_t packed_bytes() const { return packed_bytes_; }
+  size_t vector_bytes() const { return vector_bytes_; }
   // Of all matrices and embedding tables so far, as families hold them.
   const std::vector<std::shared_ptr<const WeightOrigin>>& origins() const { return origins_; }
   // For cutting: bytes of the file's tensors together, those that are not there left out; values of a block of one, 1 if
@@ -94,7 +99,8 @@ class WeightLoader {
   bool check_values_;
   bool load_mtp_;
   Shard& shard_;
-  mutable size_t packed_bytes_ = 0;
+  LoadFor purpose_;
+  mutable size_t packed_bytes_ = 0, vector_bytes_ = 0;
   mutable std::vector<std::shared_ptr<const WeightOrigin>> origins_;
 };
 

@@ -38,6 +38,7 @@ AttentionShare share_attention(const WeightLoader& weights, const Hyperparameter
                        kv_heads * d,
                        kv_heads * dv,
                        heads * dv};
+  share.weights.is_partial = weights.shard().is_partial(layer);
   share.weights.heads = mine.heads.size();
   share.weights.kv_heads = mine.kv_heads.size();
   share.weights.kv = {
@@ -80,8 +81,8 @@ Tensor attend(Ops& ops, const QueryKeyValue& qkv, const Rotation& rotation, cons
               float scale, const AttentionWeights& w) {
   ops.rotate_and_append(qkv.q, qkv.k, qkv.v, w.heads, rotation, seen, kv);
   const Tensor heads = ops.attention(qkv.q, seen, kv, w.heads, scale);  // [rows, Hq Dv]
-  const Tensor a = ops.linear(heads, w.output);                         // [rows, H], partial
-  ops.all_reduce(a);
+  const Tensor a = ops.linear(heads, w.output);                         // [rows, H]
+  if (w.is_partial) ops.all_reduce(a);
   return a;
 }
 
@@ -131,13 +132,13 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
   if (size < 1)
     throw ModelError(prefix + "*: a feed-forward of 0 features does not make a block of " + hp.architecture);
   FeedForwardWeights w;
+  w.is_partial = weights.shard().is_partial(layer);
   if (hp.experts == 0) {
     const GatedLinears dense = load_gated_linears(weights, hp, layer, size, "ffn_gate", "ffn_up", "ffn_down");
     w.gate = dense.gate, w.up = dense.up, w.down = dense.down;
     return w;
   }
   w.experts_used = hp.experts_used;
-  w.router = weights.linear(prefix + "ffn_gate_inp", hp.hidden, hp.experts);
   const std::string gate = prefix + "ffn_gate_exps", up = prefix + "ffn_up_exps", down = prefix + "ffn_down_exps",
                     fused = prefix + "ffn_gate_up_exps";
   const bool is_fused = weights.has(fused + ".weight");
@@ -148,6 +149,9 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
     tensors.insert(tensors.end(), {gate + ".weight", up + ".weight"});
   const RowRange mine =
       weights.shard().items(SplitKind::experts, layer, hp.experts, 1, weights.bytes(tensors) / hp.experts, tensors);
+  w.has_experts = mine.size() > 0;
+  w.router = weights.linear_rows(prefix + "ffn_gate_inp", hp.hidden, hp.experts,
+                                 std::array{RowRange{0, w.has_experts ? hp.experts : 0}});
   if (is_fused) {
     const auto part = [&](int32_t first) {
       return weights.expert_linear_rows(fused, hp.hidden, 2 * size, std::array{RowRange{first, first + size}},
@@ -160,6 +164,7 @@ FeedForwardWeights load_feed_forward(const WeightLoader& weights, const Hyperpar
     w.ups = weights.expert_linear(up, hp.hidden, size, hp.experts, mine);
   }
   w.downs = weights.expert_linear(down, size, hp.hidden, hp.experts, mine);
+  w.nothing.out_features = hp.hidden;
   if (hp.shared_expert_ffn > 0) {
     const GatedLinears shared = load_gated_linears(weights, hp, layer, hp.shared_expert_ffn, "ffn_gate_shexp",
                                                    "ffn_up_shexp", "ffn_down_shexp");
@@ -174,26 +179,40 @@ OutputWeights load_output(const WeightLoader& weights, const Hyperparameters& hp
   return {rows, weights.linear_rows(name, hp.hidden, hp.vocab, std::array{rows})};
 }
 
-Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation) {
-  Tensor d;  // [rows, H], partial
-  if (w.experts_used == 0) {
-    d = ops.linear(ops.gated_linear(n, w.gate, w.up, activation), w.down);
-  } else {
-    const Routing routing = ops.route(ops.linear(n, w.router), w.experts_used);
-    const Tensor f = ops.gated_expert_linear(n, routing, w.gates, w.ups, activation);  // [slots, F]
-    d = ops.mix_experts(ops.expert_linear(f, routing, w.downs), routing);
-    if (w.shared) {
-      const Tensor s = ops.linear(ops.gated_linear(n, w.shared->gate, w.shared->up, activation), w.shared->down);
-      ops.apply_gate(s, ops.linear(n, w.shared->share));
-      ops.add(d, s);
-    }
+namespace {
+
+// This rank's experts of a mixture. Which of them a token goes to is nobody else's affair.
+Tensor routed_experts(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation) {
+  const Routing routing = ops.route(ops.linear(n, w.router), w.experts_used);
+  const Tensor f = ops.gated_expert_linear(n, routing, w.gates, w.ups, activation);  // [slots, F]
+  return ops.mix_experts(ops.expert_linear(f, routing, w.downs), routing);
+}
+
+Tensor mixture(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation) {
+  Tensor d;  // [rows, H]
+  if (w.has_experts) d = routed_experts(ops, n, w, activation);
+  if (w.shared) {
+    const Tensor s = ops.linear(ops.gated_linear(n, w.shared->gate, w.shared->up, activation), w.shared->down);
+    ops.apply_gate(s, ops.linear(n, w.shared->share));
+    if (!w.has_experts) return s;
+    ops.add(d, s);
+  } else if (!w.has_experts) {
+    d = ops.linear(n, w.nothing);
   }
-  ops.all_reduce(d);
+  return d;
+}
+
+}  // namespace
+
+Tensor gated_feed_forward(Ops& ops, Tensor n, const FeedForwardWeights& w, Activation activation) {
+  const Tensor d = w.experts_used == 0 ? ops.linear(ops.gated_linear(n, w.gate, w.up, activation), w.down)
+                                       : mixture(ops, n, w, activation);
+  if (w.is_partial) ops.all_reduce(d);
   return d;
 }
 
 void add_feed_forward(Ops& ops, Tensor x, Tensor n, const FeedForwardWeights& w, Activation activation) {
-  if (w.experts_used == 0)
+  if (w.experts_used == 0 && !w.is_partial)
     ops.add_linear(x, ops.gated_linear(n, w.gate, w.up, activation), w.down);
   else
     ops.add(x, gated_feed_forward(ops, n, w, activation));

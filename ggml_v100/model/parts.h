@@ -12,9 +12,10 @@ namespace v100 {
 // and values.
 struct AttentionWeights {
   int32_t heads = 0, kv_heads = 0;
-  KvShape kv;      // of the cache, types left to the engine
-  Linear q, k, v;  // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
-  Linear output;   // [H, Hq Dv], its product is a partial sum
+  KvShape kv;               // of the cache, types left to the engine
+  Linear q, k, v;           // [Hq D, H], [Hkv D, H], [Hkv Dv, H]
+  Linear output;            // [H, Hq Dv]
+  bool is_partial = false;  // its product is a summand, the other ranks have the rest
 };
 
 // Weights with this rank's heads of a layer, no matrix loaded yet; and the rows they take in q, k, v and columns in output.
@@ -52,8 +53,11 @@ struct FeedForwardWeights {
   Linear gate, up, down;  // dense: [F, H], [F, H], [H, F]
   Linear router;          // mixture: [experts, H]
   ExpertLinear gates, ups, downs;
+  Linear nothing;  // gives zeros [rows, H], where no expert is here
   std::optional<SharedExpertWeights> shared;
   int32_t experts_used = 0;  // 0: dense
+  bool has_experts = false;  // this rank has some; else it needs no router
+  bool is_partial = false;   // the result is a summand, the other ranks have the rest
 };
 
 // A mixture when the hyperparameters have experts (ffn_gate_inp, ffn_*_exps; gates and ups perhaps in one

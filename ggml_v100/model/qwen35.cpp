@@ -140,7 +140,7 @@ void Qwen35::replay(Ops& ops, const Rows& rows, const ForwardState& state) const
     replay_gated_delta_net(ops, rows, delta_net_state(state, w.memory), hp_.rms_epsilon, *w.delta_net);
   }
   const Ops::Scope scope(ops);
-  if (!mtp_.empty() && stages().has_last())
+  if (!mtp_.empty() && stages().has_block_after())
     ops.previous_rows(state.kept[mtp_[0].hidden_record][0], rows, state.states[mtp_[0].hidden_record]);
 }
 
@@ -155,7 +155,7 @@ std::pair<Tensor, Tensor> Qwen35::join(Ops& ops, const MtpBlock& w, std::span<co
 
 // A row pairs its token with the hidden state of the token before it. Of the block only keys and values are kept.
 void Qwen35::follow_hidden(Ops& ops, const Rows& rows, const ForwardState& state, Tensor hidden) const {
-  if (!stages().has_last()) return;
+  if (!stages().has_block_after()) return;
   const Ops::Scope scope(ops);
   const MtpBlock& w = mtp_[0];
   if (state.kept_rows > 0) state.kept[w.hidden_record].keep(ops, {hidden}, state.kept_rows);
@@ -167,7 +167,7 @@ void Qwen35::follow_hidden(Ops& ops, const Rows& rows, const ForwardState& state
 Tensor Qwen35::predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
   const MtpBlock& w = mtp_[0];
   Tensor h = ops.create(rows.count(), hp_.hidden);
-  if (stages().has_last()) {
+  if (stages().has_block_after()) {
     if (before.rows == 0) {  // of each row's sequence, as forward() left it
       h = ops.previous_rows(h, rows, state.states[w.hidden_record]);
       before = h;
@@ -178,7 +178,7 @@ Tensor Qwen35::predict(Ops& ops, const Rows& rows, const ForwardState& state, Te
         gated_attention(ops, n, rows, state.kv[w.block.memory], state.ropes[0], hp_.rms_epsilon, *w.block.attention));
     h = ops.rms_norm(x, w.output_norm.size > 0 ? w.output_norm : output_norm(), hp_.rms_epsilon);
   }
-  stages().hand_out_last(ops, h);
+  stages().hand_out_after(ops, h);
   return h;
 }
 

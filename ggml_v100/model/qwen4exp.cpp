@@ -103,7 +103,7 @@ Qwen4Exp::Qwen4Exp(Qwen4ExpHyperparameters hyperparameters, const WeightLoader& 
     } else {
       block.memory = kv_shapes_.size();
       kv_shapes_.push_back(block.attention->attn.kv);
-      if (block.indexer) kv_shapes_.push_back(index_shape(weights, hp_.indexer, layer));
+      if (block.indexer) kv_shapes_.push_back(index_shape(hp_.indexer, *block.attention));
     }
     blocks_.push_back(std::move(block));
   }
@@ -125,7 +125,7 @@ Block Qwen4Exp::load_block(const WeightLoader& weights, int32_t layer, bool is_r
   } else {
     block.attention = load_gated_attention(weights, hp_.common, layer);
     if (hp_.indexer.has_indexer[static_cast<size_t>(layer)] != 0)
-      block.indexer = load_indexer(weights, hp_.common, hp_.indexer, layer);
+      block.indexer = load_indexer(weights, hp_.common, hp_.indexer, layer, *block.attention);
   }
   block.ffn_mixer = load_mixer(weights, prefix + "hc_ffn_", hp_.streams, true);
   block.ffn = load_feed_forward(weights, hp_.common, layer);

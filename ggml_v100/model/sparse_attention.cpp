@@ -41,27 +41,35 @@ IndexerHyperparameters read_indexer_hyperparameters(const Keys& keys, const Hype
 }
 
 IndexerWeights load_indexer(const WeightLoader& weights, const Hyperparameters& hp,
-                            const IndexerHyperparameters& indexer, int32_t layer) {
+                            const IndexerHyperparameters& indexer, int32_t layer,
+                            const GatedAttentionWeights& attention) {
   const std::string prefix = block_prefix(layer) + "indexer.";
   IndexerWeights w;
   w.heads = indexer.heads;
   w.blocks = indexer.blocks;
-  w.q = weights.linear(prefix + "q_proj", hp.hidden, indexer.heads * indexer.head_dim);
-  w.k = weights.linear(prefix + "k_proj", hp.hidden, indexer.head_dim);
+  const auto projection = [&](const char* name, int32_t size) {
+    return weights.linear_rows(prefix + name, hp.hidden, size,
+                               std::array{RowRange{0, attention.attn.heads > 0 ? size : 0}});
+  };
+  w.q = projection("q_proj", indexer.heads * indexer.head_dim);
+  w.k = projection("k_proj", indexer.head_dim);
   w.q_norm = weights.vector(prefix + "q_norm.weight", indexer.head_dim);
   w.k_norm = weights.vector(prefix + "k_norm.weight", indexer.head_dim);
   return w;
 }
 
-KvShape index_shape(const WeightLoader& weights, const IndexerHyperparameters& indexer, int32_t layer) {
-  return {.kv_heads = weights.shard().has_layer(layer) ? 1 : 0,
+KvShape index_shape(const IndexerHyperparameters& indexer, const GatedAttentionWeights& w) {
+  return {.kv_heads = w.attn.heads > 0 ? 1 : 0,
           .head_dim_k = indexer.head_dim,
           .head_dim_v = indexer.head_dim,
           .block = indexer.block};
 }
 
-Tensor sparse_gated_attention(Ops& ops, Tensor n, const Rows& rows, const SparseAttentionState& state, float eps,
-                              const GatedAttentionWeights& w, const IndexerWeights& indexer) {
+namespace {
+
+// [rows, Hq D]. This rank has heads.
+Tensor attend_to_best_blocks(Ops& ops, Tensor n, const Rows& rows, const SparseAttentionState& state, float eps,
+                             const GatedAttentionWeights& w, const IndexerWeights& indexer) {
   const std::array<const Linear*, 2> weights{&indexer.q, &indexer.k};
   std::array<Tensor, 2> index;  // [rows, Ni Di], [rows, Di]
   ops.multi_linear(n, weights, index);
@@ -73,8 +81,17 @@ Tensor sparse_gated_attention(Ops& ops, Tensor n, const Rows& rows, const Sparse
   const float scale = 1.0f / std::sqrt(static_cast<float>(w.q_norm.size));
   const Tensor o = ops.sparse_attention(q, rows, choice, state.kv, w.attn.heads, scale);  // [rows, Hq D]
   ops.apply_gate(o, gate);
-  const Tensor a = ops.linear(o, w.attn.output);  // [rows, H], partial
-  ops.all_reduce(a);
+  return o;
+}
+
+}  // namespace
+
+Tensor sparse_gated_attention(Ops& ops, Tensor n, const Rows& rows, const SparseAttentionState& state, float eps,
+                              const GatedAttentionWeights& w, const IndexerWeights& indexer) {
+  const Tensor o =
+      w.attn.heads > 0 ? attend_to_best_blocks(ops, n, rows, state, eps, w, indexer) : ops.create(n.rows, 0);
+  const Tensor a = ops.linear(o, w.attn.output);  // [rows, H]
+  if (w.attn.is_partial) ops.all_reduce(a);
   return a;
 }
 

@@ -31,11 +31,13 @@ struct IndexerWeights {
   VectorWeight q_norm, k_norm;  // [Di]
 };
 
+// attention: this rank's of the layer; a rank without heads has nothing to look for.
 IndexerWeights load_indexer(const WeightLoader& weights, const Hyperparameters& hp,
-                            const IndexerHyperparameters& indexer, int32_t layer);
+                            const IndexerHyperparameters& indexer, int32_t layer,
+                            const GatedAttentionWeights& attention);
 
 // The index cache of a layer.
-KvShape index_shape(const WeightLoader& weights, const IndexerHyperparameters& indexer, int32_t layer);
+KvShape index_shape(const IndexerHyperparameters& indexer, const GatedAttentionWeights& w);
 
 // What the layer keeps of a sequence, and the angles of the rows and of the blocks that the rows complete.
 struct SparseAttentionState {

@@ -12,7 +12,9 @@ namespace v100 {
 class Stages {
  public:
   Stages(const WeightLoader& weights, int32_t layers)
-      : rank_(weights.shard().rank()), stages_(weights.shard().stages(layers)) {}
+      : rank_(weights.shard().rank()),
+        stages_(weights.shard().stages(layers)),
+        rank_after_(weights.shard().rank_of(layers)) {}
 
   // Whether this rank takes part in a layer.
   bool has(int32_t layer) const {
@@ -20,11 +22,11 @@ class Stages {
     return stage.rank < 0 || stage.rank == rank_;
   }
 
-  // Whether this rank has what follows the layers and is shared out like one.
-  bool has_last() const { return stages_.back().rank < 0 || stages_.back().rank == rank_; }
-  // x of the rank that has it on all ranks.
-  void hand_out_last(Ops& ops, Tensor x) const {
-    if (stages_.back().rank >= 0) ops.broadcast(x, stages_.back().rank);
+  // Whether this rank takes part in the block that follows the layers.
+  bool has_block_after() const { return rank_after_ < 0 || rank_after_ == rank_; }
+  // x of the rank that computed that block on all ranks.
+  void hand_out_after(Ops& ops, Tensor x) const {
+    if (rank_after_ >= 0) ops.broadcast(x, rank_after_);
   }
 
   // After a layer: where it is the last that a rank has, x of that rank on all ranks.
@@ -42,6 +44,7 @@ class Stages {
 
   int32_t rank_;
   std::vector<Shard::Stage> stages_;  // all layers, in order
+  int32_t rank_after_;                // as Shard::Stage::rank
 };
 
 }  // namespace v100

@@ -17,7 +17,7 @@ using PageId = int32_t;
 
 // Shape of one layer's cache. A page of a layer holds K and V of kPageTokens tokens for all kv heads.
 struct KvShape {
-  QuantType type_k = QuantType::F16;  // F32, F16, BF16, Q8_0 or Q4_0
+  QuantType type_k = QuantType::F16;  // F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1; a backend refuses what it has not
   QuantType type_v = QuantType::F16;
   int32_t kv_heads = 0;
   int32_t head_dim_k = 0;  // multiples of 32 for the quantised types

@@ -3,11 +3,7 @@
 
 namespace v100 {
 
-void Ops::add_linear(Tensor x, Tensor y, const Linear& w) {
-  const Tensor a = linear(y, w);
-  all_reduce(a);
-  add(x, a);
-}
+void Ops::add_linear(Tensor x, Tensor y, const Linear& w) { add(x, linear(y, w)); }
 
 void Ops::rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const Rotation& rotation, const Rows& rows,
                             const KvLayer& layer) {

@@ -235,7 +235,7 @@ class Ops {
   virtual void multi_linear(Tensor x, std::span<const Linear* const> weights, std::span<Tensor> outputs) = 0;
   // act(linear(x, gate)) * linear(x, up).
   virtual Tensor gated_linear(Tensor x, const Linear& gate, const Linear& up, Activation activation) = 0;
-  // x += the sum of linear(y, w) over ranks, in place. One step on a device that is alone.
+  // x += linear(y, w) in place, perhaps in one step.
   virtual void add_linear(Tensor x, Tensor y, const Linear& w);
   // x = act(x) * up in place: what gated_linear makes of its two products.
   virtual void activate(Tensor x, Tensor up, Activation activation) = 0;
@@ -250,7 +250,9 @@ class Ops {
   // Writes k [rows, kv_heads * head_dim_k] and v of each row at its kv_index. Stored values: rounded to nearest even for
   // f16/bf16. Q8_0: per 32 features of a head p_i and dx of linear's activation rule, dx stored as f16.
   // Q4_0: per 32, m = the value of largest magnitude (first of equals), d = m / -8, q = min(15, trunc(fma(x, 1 / d, 8.5)))
-  // (d = 0: q = 8), d stored as f16. Reading back: f32(d) * q (q - 8 for Q4_0).
+  // (d = 0: q = 8), d stored as f16. Q5_0: the same with -16, 31 and 16.5. Q4_1, Q5_1: d = (max - min) / 15 or 31,
+  // q = min(15 or 31, trunc(fma(x - min, 1 / d, 0.5))) (d = 0: q = 0), d and m = min stored as f16.
+  // Reading back: f32(d) * q (q - 8 for Q4_0, q - 16 for Q5_0), fma(q, f32(d), f32(m)).
   virtual void kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) = 0;
 
   // rope, or norm_rope, of q [rows, heads * head_dim] and of k in place, then kv_append of k and v. One step on devices.
@@ -405,6 +407,10 @@ class Backend {
   virtual std::shared_ptr<const LinearWeight> pack_linear(QuantType type, int32_t in_features, int32_t out_features,
                                                           const std::byte* rows, ThreadPool& pool,
                                                           float scale = 1.0f) const = 0;
+  // LinearWeight::bytes() of what pack_linear would make, without making it. As in the file, unless a backend pads.
+  virtual size_t packed_bytes(QuantType type, int32_t in_features, int32_t out_features) const {
+    return static_cast<size_t>(row_bytes(traits(type), in_features) * out_features);
+  }
   // Bytes of one page of one layer (K and V), a multiple of 64. Throws InvalidArgument for an unsupported shape or type.
   virtual size_t kv_page_bytes(const KvShape& shape) const = 0;
   // threads.count is the most that set_threads may ask for. seat: where these operations meet those of other ranks.

@@ -87,15 +87,12 @@ class RankGroup {
 class RankSeat {
  public:
   RankSeat() = default;
-  // sums: false for ranks that have whole layers, whose results are no partial sums.
-  RankSeat(RankGroup& group, int32_t rank, bool sums) : group_(&group), rank_(rank), sums_(sums) {}
+  RankSeat(RankGroup& group, int32_t rank) : group_(&group), rank_(rank) {}
 
   bool is_alone() const { return group_ == nullptr; }
   bool is_rank(int32_t rank) const { return group_ != nullptr && rank == rank_; }
-  // Whether all_reduce does anything.
-  bool adds() const { return group_ != nullptr && sums_; }
   void all_reduce(float* data, int64_t count) const {
-    if (adds()) group_->all_reduce(rank_, data, count);
+    if (group_ != nullptr) group_->all_reduce(rank_, data, count);
   }
   void broadcast(int32_t root, float* data, int64_t count) const {
     if (group_ != nullptr) group_->broadcast(rank_, root, data, count);
@@ -107,7 +104,6 @@ class RankSeat {
  private:
   RankGroup* group_ = nullptr;
   int32_t rank_ = 0;
-  bool sums_ = false;
 };
 
 }  // namespace v100

@@ -22,7 +22,7 @@ from .adapters import adapter_arguments
 from .errors import OptionError
 from .grammar import grammar_from_options
 from .parser import Options, Source, parse, parse_options
-from .placement import placement_arguments
+from .placement import draft_placement, placement_request
 from .rope import rope_arguments
 from .table import TOOLS, Option, gone_options, options_of
 
@@ -33,11 +33,12 @@ __all__ = [
     "Options",
     "Source",
     "adapter_arguments",
+    "draft_placement",
     "gone_options",
     "grammar_from_options",
     "options_of",
     "parse",
     "parse_options",
-    "placement_arguments",
+    "placement_request",
     "rope_arguments",
 ]

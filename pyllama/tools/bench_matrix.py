@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyllama.options import Options
-from pyllama.options.placement import device_names, expert_overrides, ratios, tensor_overrides
+from pyllama.options.placement import device_names, gpu_layers, ratios, tensor_overrides
+from pyllama.placement import PlacementRequest, expert_overrides
 
 AXES = (
     "model",
@@ -51,17 +52,20 @@ class BenchTest:
         return int(self.parameters["n_depth"])
 
     @property
-    def placement(self) -> dict[str, Any]:
-        """Keyword arguments of `pyllama._engine.Model`. Raises `InvalidArgument`."""
+    def placement(self) -> PlacementRequest:
+        """Nothing is made to fit: a test measures what it was asked for. Raises `InvalidArgument`."""
         rules = [rule for rule in self.parameters["override_tensor"].split(";") if rule]
         split = self.parameters["tensor_split"]
-        return {
-            "devices": device_names(self.parameters["device"].split("/")),
-            "split_mode": self.parameters["split_mode"],
-            "tensor_split": () if split in (0, "0") else ratios(split),
-            "main_gpu": int(self.parameters["main_gpu"]),
-            "tensor_overrides": tensor_overrides(rules) + expert_overrides(self.parameters["n_cpu_moe"]),
-        }
+        return PlacementRequest(
+            devices=device_names(self.parameters["device"].split("/")),
+            n_gpu_layers=gpu_layers(self.parameters["n_gpu_layers"]),
+            split_mode=self.parameters["split_mode"],
+            tensor_split=() if split in (0, "0") else ratios(split),
+            main_gpu=int(self.parameters["main_gpu"]),
+            tensor_overrides=tensor_overrides(rules) + expert_overrides(self.parameters["n_cpu_moe"]),
+            fit=False,
+            kv_offload=not self.parameters["no_kv_offload"],
+        )
 
     @property
     def name(self) -> str:

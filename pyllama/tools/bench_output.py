@@ -2,15 +2,15 @@
 
 import csv
 import json
+from collections.abc import Sequence
 from typing import Any, Protocol, TextIO
 
+from pyllama.devices import is_host, this_machine
 from pyllama.options import Options, options_of
 from pyllama.options.version import build_info
 
 from .bench_run import BenchResult
 from .cpu_info import cpu_name
-
-BACKEND = "CPU"
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
@@ -68,8 +68,8 @@ def record(result: BenchResult) -> dict[str, Any]:
         "build_commit": build_commit,
         "build_number": build_number,
         "cpu_info": cpu_name(),
-        "gpu_info": "",
-        "backends": BACKEND,
+        "gpu_info": gpu_info(result.model.devices),
+        "backends": backends(result.model.devices),
         "model_filename": result.model.path,
         "model_type": result.model.description,
         "model_size": result.model.size_bytes,
@@ -89,7 +89,7 @@ def record(result: BenchResult) -> dict[str, Any]:
         "no_kv_offload": bool(parameters["no_kv_offload"]),
         "flash_attn": FLASH_ATTENTION[parameters["flash_attn"]],
         "devices": parameters["device"],
-        "tensor_split": "/".join(f"{share:.2f}" for share in result.test.placement["tensor_split"]) or "0.00",
+        "tensor_split": "/".join(f"{share:.2f}" for share in result.test.placement.tensor_split) or "0.00",
         "tensor_buft_overrides": parameters["override_tensor"] or "none",
         "load_mode": parameters["load_mode"],
         "lazy_mode": parameters["lazy_mode"],
@@ -109,6 +109,21 @@ def record(result: BenchResult) -> dict[str, Any]:
         "stddev_ts": result.stddev_ts,
     }
     return {name: values[name] for name in FIELDS}
+
+
+def backends(devices: Sequence[str]) -> str:
+    """What a model on these devices computes with: `CPU`, `CUDA`, or both."""
+    kinds = {name.rstrip("0123456789") for name in devices}
+    return ",".join(sorted(kinds, reverse=True))
+
+
+def gpu_info(devices: Sequence[str]) -> str:
+    """What those of them that are GPUs are called."""
+    if all(map(is_host, devices)):
+        return ""
+    machine = this_machine()
+    found = (machine.find(name) for name in devices if not is_host(name))
+    return ", ".join(device.description for device in found if device is not None)
 
 
 def _plain(value: Any) -> str:
@@ -199,6 +214,7 @@ class MarkdownPrinter:
 
     FIXED = (("model", 30, "<"), ("size", 10, ">"), ("params", 10, ">"), ("backend", 10, "<"), ("threads", 7, ">"))
     OPTIONAL = (
+        ("ngl", 3, "n_gpu_layers"),
         ("n_batch", 7, "batch_size"),
         ("n_ubatch", 8, "ubatch_size"),
         ("type_k", 6, "cache_type_k"),
@@ -225,8 +241,9 @@ class MarkdownPrinter:
             "model": result.model.description,
             "size": size_text(result.model.size_bytes),
             "params": params_text(result.model.n_params),
-            "backend": BACKEND,
+            "backend": backends(result.model.devices),
             "threads": parameters["threads"],
+            "ngl": parameters["n_gpu_layers"],
             "n_batch": parameters["batch_size"],
             "n_ubatch": parameters["ubatch_size"],
             "type_k": parameters["cache_type_k"],

@@ -4,6 +4,7 @@ Only `Engine.decode` is inside the clock; token ids are drawn before it starts.
 """
 
 import random
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from statistics import mean, stdev
 from types import TracebackType
 from typing import Any, TextIO
 
+from pyllama.devices import this_machine
 from pyllama.errors import InvalidArgument
+from pyllama.placement import PlacementRequest, chosen
 from pyllama.thread_placement import thread_cpus
 
 from .bench_matrix import BenchTest
@@ -30,6 +33,7 @@ class ModelFacts:
     description: str
     size_bytes: int
     n_params: int
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Runner:
         self._warmup = warmup
         self._progress = progress
         self._model: Any = None
-        self._loaded: tuple[str, dict[str, Any]] | None = None  # path and placement of the model
+        self._loaded: tuple[str, PlacementRequest] | None = None  # path and placement of the model
 
     def __enter__(self) -> "Runner":
         return self
@@ -155,7 +159,7 @@ class Runner:
             engine.clear(0)
             if test.n_depth:
                 engine.fork(DEPTH_SEQUENCE, 0, test.n_depth)
-        facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params)
+        facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params, model.devices)
         return BenchResult(test, facts, started, tuple(samples))
 
     def _load(self, test: BenchTest) -> Any:
@@ -165,7 +169,10 @@ class Runner:
             from pyllama.gguf.split_set import check_parts
 
             check_parts(Path(path))
-            self._model = self._native.Model(path, n_threads=test.parameters["threads"], **placement)
+            arguments, warnings = chosen(placement, this_machine(with_gpus=placement.looks_for_gpus))
+            for warning in warnings:
+                print(f"llama-bench: {warning}", file=sys.stderr)
+            self._model = self._native.Model(path, n_threads=test.parameters["threads"], **arguments)
             self._loaded = (path, placement)
         return self._model
 

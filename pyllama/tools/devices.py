@@ -21,7 +21,7 @@ def cuda_lines(status: dict[str, Any]) -> list[str]:
     if not status["has_driver"]:
         lines.append(f"no CUDA devices: {status['driver']}")
     elif lines:
-        lines.append(f"models do not run on CUDA devices yet; kernels: {status['kernels']}")
+        lines.append(f"CUDA kernels: {status['kernels']}")
     return lines
 
 

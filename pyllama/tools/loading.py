@@ -7,8 +7,9 @@ from typing import Any
 
 from pyllama.download.model_options import choose_draft_model, choose_model
 from pyllama.errors import InvalidArgument
-from pyllama.options import Options, adapter_arguments, grammar_from_options, placement_arguments, rope_arguments
+from pyllama.options import Options, adapter_arguments, grammar_from_options, placement_request, rope_arguments
 from pyllama.options.sampling import canonical_name
+from pyllama.placement import PlacementRequest
 from pyllama.speculation import speculation_from_options
 from pyllama.thread_placement import engine_thread_options
 
@@ -45,11 +46,27 @@ def load_llama(options: Options) -> Any:
         chat_format=options.chat_template or None,
         draft_model=speculation if speculation.is_on else None,
         verbose=False,
-        **placement_arguments(options),
+        **_placement(placement_request(options)),
         **rope_arguments(options),
         **adapter_arguments(options),
         **engine_thread_options(options),
     )
+
+
+def _placement(request: PlacementRequest) -> dict[str, Any]:
+    """As `Llama` takes it."""
+    return {
+        "devices": request.devices,
+        "n_gpu_layers": "auto" if request.n_gpu_layers is None else request.n_gpu_layers,
+        "split_mode": request.split_mode,
+        "main_gpu": request.main_gpu,
+        "tensor_split": request.tensor_split,
+        "tensor_overrides": request.tensor_overrides,
+        "offload_kqv": request.kv_offload,
+        "fit": request.fit,
+        "fit_target": request.fit_target,
+        "fit_ctx": request.fit_ctx,
+    }
 
 
 def sampling_arguments(options: Options, llama: Any) -> dict[str, Any]:

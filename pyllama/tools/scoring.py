@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from pyllama.download.model_options import choose_model
 from pyllama.errors import InvalidArgument
-from pyllama.options import Options, placement_arguments, rope_arguments
+from pyllama.options import Options, placement_request, rope_arguments
+from pyllama.placement import place_model
+from pyllama.placement_log import load_lines
 from pyllama.thread_placement import engine_thread_options
 from pyllama.tokenizer import Tokenizer
 
@@ -29,12 +31,22 @@ class ScoredModel:
 
         path = choose_model(options, os.environ).fetch()
         check_parts(Path(path))
+        piece = min(options.batch_size, options.ubatch_size)
+        placed = place_model(
+            placement_request(options),
+            path,
+            n_ctx=n_ctx,
+            sizes={"n_ubatch": piece, "type_k": options.cache_type_k, "type_v": options.cache_type_v},
+            kv_overrides=dict(options.override_kv),
+        )
+        for line in () if options.log_disable else (*placed.warnings, *load_lines(placed)):
+            print(line, file=sys.stderr)
         self._model = _engine.Model(
             path,
             n_threads=max(options.threads, 0),
             check_tensors=options.check_tensors,
             kv_overrides=dict(options.override_kv),
-            **placement_arguments(options),
+            **placed.arguments,
         )
         self.tokenizer = Tokenizer.from_metadata(self._model.metadata)
         self.n_vocab = self._model.n_vocab
@@ -42,7 +54,7 @@ class ScoredModel:
         if self.n_ctx > self._model.n_ctx_train:
             print(f"warn: chunks of {self.n_ctx} tokens; trained on {self._model.n_ctx_train}", file=sys.stderr)
         # Logits leave the engine piece by piece: the rows of a whole chunk may take gigabytes.
-        self._piece = min(options.batch_size, options.ubatch_size, self.n_ctx)
+        self._piece = min(piece, self.n_ctx)
         self.engine = _engine.Engine(
             self._model,
             n_ctx=self.n_ctx,

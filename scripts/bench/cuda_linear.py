@@ -1,9 +1,12 @@
-"""Times the weight-streaming kernels on the machine's card against its copy bandwidth, measured in the same run.
+"""Times linear layers on the machine's card: up to 64 rows against its copy bandwidth, measured in the same run.
 
     V100_KERNELS_DIR=DIR PYTHONPATH=tests:ggml_v100/cuda python scripts/bench/cuda_linear.py [--types Q8_0] [--rows 1 8]
 
 On cards newer than the V100 the tensor instruction is emulated and its time says nothing: compile with
 `compile_kernels.py --bench` there, which leaves it out, and read the figures as those of the loads alone.
+
+More rows go through both tiles of the prompt kernels. Their rate `as a V100` is that of 80 such SMs at 1.53 GHz: how
+fast a V100 would feed its tensor cores, if its SMs did everything else in as many clocks.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ import numpy as np
 
 from compile_kernels import MAGIC, sources_key
 from support.cuda_device import Array, Card, Device
-from support.cuda_linear import Job, Panel, Weight, make_panel, run_linear
+from support.cuda_linear import PROMPT_TILES, Job, Panel, Weight, make_panel, run_linear, run_linear_prompt
 from support.random_blocks import TYPES, block_size
 
 SHAPES = ((17408, 5120), (5120, 17408), (248320, 5120))  # out, in: up, down and LM head of a 27B model
 COPIES_BYTES = 1 << 31  # of weights, all different addresses: no cache holds them
 REPEATS = 15
+MOST_STREAMED_ROWS = 64
+CLOCK_RATE = 13  # device attribute, kHz
+V100_CLOCKS = 80 * 1.53e9  # of all SMs together, per second
 
 
 def open_device() -> Device:
@@ -66,14 +72,30 @@ def copy_bandwidth(device: Device) -> float:
     return 2 * a.bytes / (device.milliseconds(lambda: copy(device, b.address, a.address, a.bytes)) * 1e-3)
 
 
-def time_linear(device: Device, weights: list[Weight], panel: Panel, y: Array) -> float:
-    """Seconds of one launch."""
+def time_linear(device: Device, weights: list[Weight], panel: Panel, y: Array, tile: str | None = None) -> float:
+    """Seconds of one launch: of a streaming kernel, or of the prompt kernel with this tile."""
 
     def work() -> None:
         for weight in weights:
-            run_linear(device, panel, [Job(weight, y)])
+            if tile is None:
+                run_linear(device, panel, [Job(weight, y)])
+            else:
+                run_linear_prompt(device, panel, [Job(weight, y)], tile)
 
     return device.milliseconds(device.graph(work), REPEATS) * 1e-3 / len(weights)
+
+
+def streaming_line(device: Device, weights: list[Weight], x: Array, y: Array, bandwidth: float) -> str:
+    seconds = time_linear(device, weights, make_panel(device, x), y)
+    rate = weights[0].packed.bytes / seconds
+    return f"{seconds * 1e6:7.1f} us {rate / 1e9:7.0f} GB/s {rate / bandwidth:7.1%} of copy"
+
+
+def prompt_line(device: Device, weights: list[Weight], x: Array, y: Array, tile: str) -> str:
+    seconds = time_linear(device, weights, make_panel(device, x, prompt=True), y, tile)
+    rate = 2 * x.shape[0] * weights[0].out_features * weights[0].in_features / seconds
+    as_v100 = rate * V100_CLOCKS / (device.multiprocessors * device.attribute(CLOCK_RATE) * 1e3)
+    return f"{seconds * 1e6:7.1f} us {rate / 1e12:7.1f} TFLOP/s {as_v100 / 1e12:5.1f} as a V100 ({tile})"
 
 
 def main() -> None:
@@ -84,7 +106,6 @@ def main() -> None:
     device = open_device()
     bandwidth = copy_bandwidth(device)
     print(f"{device.name}, {device.multiprocessors} SMs, copy {bandwidth / 1e9:.0f} GB/s")
-    print("type    shape           rows      us    GB/s  of copy")
     source = np.random.default_rng(1)
     for type_name in arguments.types:
         for out_features, in_features in SHAPES:
@@ -93,14 +114,13 @@ def main() -> None:
             weights = [first] + [random_weight(device, type_name, out_features, in_features) for _ in range(count - 1)]
             for rows in arguments.rows:
                 x = source.standard_normal((rows, in_features)).astype(np.float32)
-                panel = make_panel(device, device.put(x))
-                seconds = time_linear(device, weights, panel, device.empty((rows, out_features)))
-                rate = first.packed.bytes / seconds
-                shape = f"{out_features}x{in_features}"
-                print(
-                    f"{type_name:7} {shape:15} {rows:4} {seconds * 1e6:7.1f} {rate / 1e9:7.0f} {rate / bandwidth:7.1%}",
-                    flush=True,
-                )
+                y = device.empty((rows, out_features))
+                head = f"{type_name:7} {f'{out_features}x{in_features}':13} {rows:5}"
+                if rows <= MOST_STREAMED_ROWS:
+                    print(head, streaming_line(device, weights, device.put(x), y, bandwidth), flush=True)
+                    continue
+                for tile in PROMPT_TILES:
+                    print(head, prompt_line(device, weights, device.put(x), y, tile), flush=True)
 
 
 if __name__ == "__main__":

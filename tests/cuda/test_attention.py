@@ -75,6 +75,17 @@ def test_every_head_size_and_type(device: Device, head_dim: int, kinds: tuple[st
         problem.check(problem.run(block_rows))
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "kinds"),
+    [(64, ("q4_1", "q5_1")), (128, ("q5_0", "q4_1")), (256, ("q5_1", "q5_0")), (64, ("q8_0", "q4_1")),
+     (64, ("q5_1", "f16")), (64, ("q5_0", "q4_0"))],
+)  # fmt: skip
+def test_types_with_kernels_of_their_own(device: Device, head_dim: int, kinds: tuple[str, str]) -> None:
+    problem = Problem(device, [37, 600], [2, 3], 6, 2, head_dim, kinds, seed=head_dim)
+    for block_rows in (16, 64, None):
+        problem.check(problem.run(block_rows))
+
+
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 255, 256, 257, 700])
 def test_decode_of_any_length(device: Device, length: int) -> None:
     problem = Problem(device, [length], [1], 4, 1, 64, ("q8_0", "q8_0"), seed=length)

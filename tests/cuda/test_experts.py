@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from support.cuda_device import Array, Device
 from support.cuda_experts import Groups, Stack, group_slots, most_expert_items, pack_stack, run_experts
-from support.cuda_linear import Job, make_panel, run_linear
+from support.cuda_linear import PROMPT_TILES, Job, make_panel, run_linear, run_linear_prompt
 from support.random_blocks import TYPES, block_size, random_rows
 
 
@@ -161,6 +161,37 @@ def test_a_slot_has_the_bits_of_the_dense_kernel_however_many_share_its_expert(d
         alone = group_slots(device, expert[:3], experts, 8)
         y = run_experts(device, device.put(x[:3]), alone, stacks, used, activation).get()
         assert np.array_equal(y.view(np.uint32), several[0][: 3 * used].view(np.uint32))
+
+
+@pytest.mark.parametrize("tile", PROMPT_TILES)
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_K", "NVFP4"])
+def test_prompts_of_experts_have_the_bits_of_prompts_of_one_matrix(device: Device, type_name: str, tile: str) -> None:
+    experts, used, features, out_features = 4, 2, 3 * block_size(type_name)[0], 145
+    source = np.random.default_rng(12)
+    matrices = [random_rows(type_name, out_features, features, source)[0] for _ in range(2 * experts)]
+    gate = pack_stack(device, type_name, [*matrices[: experts - 1], None], features, scales=[1.0, 0.5, 2.0, 1.0])
+    up = pack_stack(device, type_name, [*matrices[experts:-1], None], features)
+    x = (source.standard_normal((150, features)) * 0.1).astype(np.float32)
+    expert = routing(150, used, experts, source)
+    expert[:140, 0] = 2  # which fills more than a tile
+    expert[:70, 1] = 3  # elsewhere
+    expert[140:] = [0, 1]
+    groups = group_slots(device, expert, experts, PROMPT_TILES[tile][0])
+    for stacks, activation in (([gate], None), ([gate, up], 0)):
+        y = run_experts(device, device.put(x), groups, stacks, used, activation, tile).get()
+        for e in range(experts):
+            slots = np.flatnonzero(expert.ravel() == e)
+            assert len(slots), "every expert has some"
+            weights = [stack.weights[e] for stack in stacks]
+            if weights[0] is None:
+                assert not y[slots].any()
+                continue
+            outputs = [device.empty((len(slots), out_features)) for _ in stacks]
+            scales = ((1.0, 0.5, 2.0)[e], 1.0)
+            jobs = [Job(w, to, scale=s) for w, to, s in zip(weights, outputs, scales, strict=False) if w]
+            panel = make_panel(device, device.put(x[slots // used]), prompt=True)
+            run_linear_prompt(device, panel, jobs, tile, activation)
+            assert np.array_equal(y[slots].view(np.uint32), outputs[0].get().view(np.uint32)), (e, activation)
 
 
 @pytest.mark.parametrize(("rows", "rows_of_item"), [(1, 8), (8, 8), (40, 32)])

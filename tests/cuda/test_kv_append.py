@@ -12,7 +12,8 @@ from support.cuda_kv import Cache, rounded
 @pytest.mark.parametrize(
     ("kinds", "head_dim"),
     [(("f16", "f16"), 80), (("f16", "f16"), 256), (("q8_0", "q8_0"), 128), (("q4_0", "q4_0"), 64),
-     (("q4_0", "q8_0"), 96), (("q8_0", "q4_0"), 256), (("f16", "q4_0"), 64)],
+     (("q4_0", "q8_0"), 96), (("q8_0", "q4_0"), 256), (("f16", "q4_0"), 64), (("q4_1", "q5_0"), 96),
+     (("q5_1", "q4_1"), 64), (("q5_0", "q5_1"), 128)],
 )  # fmt: skip
 def test_pages_hold_the_rounded_keys_and_values(device: Device, kinds: tuple[str, str], head_dim: int) -> None:
     source = np.random.default_rng(head_dim)
@@ -36,7 +37,7 @@ def test_pages_hold_the_rounded_keys_and_values(device: Device, kinds: tuple[str
             assert np.array_equal(found, rounded(stored, kind))
 
 
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"])
 def test_a_token_that_is_written_again_leaves_its_neighbours_alone(device: Device, kind: str) -> None:
     source = np.random.default_rng(5)
     cache = Cache(device, [40], 2, 64, (kind, kind), source)
@@ -48,7 +49,11 @@ def test_a_token_that_is_written_again_leaves_its_neighbours_alone(device: Devic
         assert np.array_equal(found, rounded(stored, kind))
 
 
-@pytest.mark.parametrize(("kinds", "head_dim"), [(("f16", "q4_0"), 96), (("q8_0", "f16"), 64), (("q4_0", "q8_0"), 256)])
+@pytest.mark.parametrize(
+    ("kinds", "head_dim"),
+    [(("f16", "q4_0"), 96), (("q8_0", "f16"), 64), (("q4_0", "q8_0"), 256), (("q4_1", "q5_1"), 96),
+     (("q5_1", "q5_0"), 64), (("q5_0", "q4_1"), 64)],
+)  # fmt: skip
 def test_what_is_read_back_is_exact_and_storing_it_again_changes_no_bit(
     device: Device, kinds: tuple[str, str], head_dim: int
 ) -> None:
@@ -65,7 +70,7 @@ def test_what_is_read_back_is_exact_and_storing_it_again_changes_no_bit(
     before = cache.pages.get()
     read = cache.load(1, first, length - first)
     for found, stored, kind in zip(read, (k, v), kinds, strict=True):
-        assert np.array_equal(found, rounded(stored[first:], kind))
+        assert np.array_equal(found, rounded(stored[first:], kind).astype(np.float32))
     cache.append(*read, list(range(first, length)), [1] * (length - first))
     assert np.array_equal(cache.pages.get(), before)
 

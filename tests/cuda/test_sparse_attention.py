@@ -97,9 +97,11 @@ class Problem:
                 assert error <= 3e-3, f"row {r}, head {head}: relative error {error:.2e}"
 
 
-@pytest.mark.parametrize(
-    "kinds", [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f16"), ("f16", "q4_0")]
-)
+KINDS = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f16"), ("f16", "q4_0")]
+COUNTED_KINDS = [("q4_1", "q5_0"), ("q5_0", "q5_1"), ("q5_1", "q4_1")]
+
+
+@pytest.mark.parametrize("kinds", KINDS + COUNTED_KINDS)
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 256])
 def test_every_type_and_head_size(device: Device, head_dim: int, kinds: tuple[str, str]) -> None:
     if head_dim == 80 and kinds != ("f16", "f16"):

@@ -1,5 +1,5 @@
 """A model split over ranks computes what it computes on one: the same greedy text and the same logits up to rounding,
-bit for bit where whole layers are shared out.
+bit for bit where whole layers, or whole parts of them, are shared out.
 
 The ranks are CPU devices. Cuts as arithmetic: tests/unit/test_split.py; ranks that fail: test_rank_faults.py.
 
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pyllama._engine import EmbeddingWork, Engine, HiddenPool, Model, Sampler, Work
+from pyllama._engine import EmbeddingWork, Engine, HiddenPool, MemoryNeeds, Model, Sampler, Work
 from pyllama.errors import InvalidArgument
 from support.logits import assert_same_bits, position_logits
 from support.tiny_hybrid import write_tiny_hybrid
@@ -174,6 +174,79 @@ def test_whole_layers_over_ranks_give_the_bits_of_one(
     split = Computed(path, case.cache, split_mode="layer", **placement)
     assert_same_bits(split.logits, alone.logits, str(placement))
     assert split.text == alone.text
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"devices": cpus(1), "device_layers": 0},
+        {"devices": cpus(1), "device_layers": 1},  # the output matrix alone
+        {"devices": cpus(1), "device_layers": 2},
+        {"devices": cpus(2), "device_layers": 2},
+        {"devices": cpus(1), "tensor_overrides": [(r"\.ffn_", "CPU")]},
+        {"devices": cpus(2), "tensor_overrides": [(r"blk\.0\.", "CPU"), (r"blk\.1\.ffn_", "CPU")]},
+        {"devices": cpus(1), "device_layers": 2, "tensor_overrides": [(r"\.ffn_", "CPU0"), ("^output", "CPU")]},
+    ],
+    ids=str,
+)
+def test_layers_and_single_tensors_left_to_the_host_give_the_bits_of_one(
+    case: Case, path: Path, alone: Computed, placement: dict[str, Any]
+) -> None:
+    """Where one rank has all of a part, the others add zeros to it."""
+    split = Computed(path, case.cache, **placement)
+    assert_same_bits(split.logits, alone.logits, str(placement))
+    assert split.text == alone.text
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"devices": cpus(2), "device_layers": 2},
+        {"devices": cpus(2), "tensor_overrides": [(r"\.ffn_", "CPU")]},
+        {
+            "devices": cpus(3),
+            "tensor_split": (2, 1, 1),
+            "device_layers": 99,
+            "tensor_overrides": [(r"\.(attn|ssm)_", "CPU1")],
+        },
+    ],
+    ids=str,
+)
+def test_divided_layers_beside_the_host_give_the_text_and_logits_of_one(
+    case: Case, path: Path, alone: Computed, placement: dict[str, Any]
+) -> None:
+    split = Computed(path, case.cache, split_mode="tensor", **placement)
+    assert relative_difference(split.logits, alone.logits) <= case.tolerance
+    assert_same_text(split, alone, case.tolerance)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {},
+        {"devices": cpus(1), "device_layers": 2},
+        {"devices": cpus(2), "split_mode": "tensor"},
+        {"devices": cpus(2), "tensor_overrides": [(r"blk\.1\.ffn_", "CPU")]},
+    ],
+    ids=str,
+)
+def test_the_needs_of_a_placement_are_what_loading_it_takes(case: Case, path: Path, placement: dict[str, Any]) -> None:
+    swa_full = case.arguments.get("architecture") != "gemma3"
+    sizes = {"n_ctx": 2048, "n_seq_max": 3, "swa_full": swa_full, **case.cache}
+    needs = MemoryNeeds(path).of(**sizes, **placement)
+    model = Model(path, **placement)
+    engine = Engine(model, **sizes)
+    assert tuple(need.device for need in needs) == model.devices
+    for need, matrices in zip(needs, model.rank_bytes, strict=True):
+        vectors = need.weights - matrices
+        assert 0 <= vectors <= 0.2 * max(matrices, max(model.rank_bytes))
+    if swa_full:
+        assert sum(need.kv for need in needs) == engine.kv_bytes
+    else:
+        assert sum(need.kv for need in needs) >= engine.kv_bytes
+    assert any(need.states > 0 for need in needs) == model.is_recurrent
+    engine.close()
+    model.close()
 
 
 def test_the_reference_splits_like_every_instruction_set(case: Case, path: Path) -> None:
@@ -334,9 +407,26 @@ def test_an_override_sends_tensors_to_one_rank_and_changes_no_result(hybrid_path
     feed_forward = 8 * 3 * 64 * 128 * 4
     assert moved.rank_bytes[1] - plain.rank_bytes[1] == plain.rank_bytes[0] - moved.rank_bytes[0] == feed_forward / 2
     assert relative_difference(moved.logits, plain.logits) <= EXACT
-    kept = Computed(hybrid_path, F32_CACHE, **placement, tensor_overrides=[(r"\.ffn_(gate|up|down)\.", "CPU")])
-    assert kept.rank_bytes == plain.rank_bytes  # host memory is where all ranks are
-    assert_same_bits(kept.logits, plain.logits, "CPU")
+    on_host = Computed(hybrid_path, F32_CACHE, **placement, tensor_overrides=[(r"\.ffn_(gate|up|down)\.", "CPU")])
+    assert on_host.rank_bytes == (feed_forward, *(n - feed_forward / 2 for n in plain.rank_bytes))
+    assert relative_difference(on_host.logits, plain.logits) <= EXACT
+
+
+def test_only_layers_with_tensors_elsewhere_are_computed_by_all(hybrid_path: Path) -> None:
+    def layer_devices(**placement: Any) -> tuple[str | None, ...]:
+        model = Model(hybrid_path, **placement)
+        devices = model.layer_devices
+        model.close()
+        return devices
+
+    assert layer_devices() == ("CPU",) * 8
+    assert layer_devices(devices=cpus(2), device_layers=5) == ("CPU",) * 4 + ("CPU0",) * 2 + ("CPU1",) * 2
+    single = [(r"blk\.0\.ffn", "CPU"), (r"blk\.2\.", "CPU"), (r"blk\.7\.ffn", "CPU0")]
+    assert layer_devices(devices=cpus(2), tensor_overrides=single) == (
+        None, "CPU0", "CPU", "CPU0", "CPU1", "CPU1", "CPU1", None,
+    )  # fmt: skip
+    assert layer_devices(devices=cpus(1), tensor_overrides=[("no_such_tensor", "CPU")]) == ("CPU0",) * 8
+    assert layer_devices(devices=cpus(2), split_mode="tensor", device_layers=3) == ("CPU",) * 6 + (None,) * 2
 
 
 def test_the_first_override_that_matches_counts(hybrid_path: Path) -> None:
@@ -380,10 +470,7 @@ def test_experts_can_be_sent_to_one_rank(tmp_path: Path) -> None:
         ({"devices": ["CPU0", "CPU1"], "tensor_split": [0, 0]}, "the shares of all ranks are zero"),
         ({"devices": ["CPU0", "CPU1"], "tensor_split": [1, -1]}, "the share of a rank is -1"),
         ({"tensor_overrides": [("x", "CUDA0")]}, "tensor override 'x': device 'CUDA0' is not one of CPU"),
-        (
-            {"devices": ["CPU0", "CPU1"], "split_mode": "layer", "tensor_overrides": [("x", "CPU1")]},
-            "single tensors are sent to a device in split mode 'tensor'",
-        ),
+        ({"devices": [f"CPU{i}" for i in range(8)], "device_layers": 1}, "9 devices, the host one of them"),
         ({"tensor_overrides": [("(x", "CPU")]}, r"tensor override '(x': not a regular expression"),
         (
             {**THREE, "tensor_overrides": [("ffn_gate", "CPU1")]},

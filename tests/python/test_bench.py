@@ -40,6 +40,7 @@ class RecordingModel:
         self.size_bytes = 96_600_000
         self.n_params = 134_515_008
         self.n_vocab = 1000
+        self.devices = ("CPU",)
         self.metadata = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 1}
 
     def close(self):

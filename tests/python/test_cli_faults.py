@@ -321,11 +321,11 @@ def test_splits_over_several_devices_give_the_same_text(tiny_llama_path, capsys)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tensor-split", "1,1"], "the tensor split has a share for device 2 of 1"),
-        (["-ts", "0,1"], "the tensor split has a share for device 2 of 1"),
-        (["--device", "CUDA0"], "device 'CUDA0' is not there; expected one of CPU, CPU0"),
+        (["-dev", "CPU0", "--tensor-split", "1,1"], "the tensor split has a share for device 2 of 1"),
+        (["-dev", "CPU0", "-ts", "0,1"], "the tensor split has a share for device 2 of 1"),
+        (["--device", "CUDA31"], "device 'CUDA31' "),
         (["-dev", "CPU0,CPU1", "-sm", "row"], "split mode 'row' is not supported; 'tensor' divides"),
-        (["-sm", "none", "-mg", "1"], "main device is 1, expected 0 to 0"),
+        (["-dev", "CPU0", "-sm", "none", "-mg", "1"], "main device is 1, expected 0 to 0"),
         (["-ot", "ffn=CUDA0"], "tensor override 'ffn': device 'CUDA0' is not one of CPU"),
         (["-ot", "ffn"], "--override-tensor ffn: expected <tensor name pattern>=<device>"),
         (["-ot", "(=CPU"], "tensor override '(': not a regular expression"),

@@ -39,14 +39,26 @@ def test_a_server_on_several_devices_answers_like_one(hybrid_path: Path, tmp_pat
     split, log = answers(hybrid_path, tmp_path / "split", "--device", "CPU0,CPU1,CPU2", "--split-mode", "tensor")
     assert split == alone
     for device in ("CPU0", "CPU1", "CPU2"):
-        assert f"{device}: " in log
+        assert f" {device} model buffer size = " in log
     assert answers(hybrid_path, tmp_path / "layers", "-dev", "CPU0,CPU1", "-ts", "3,1")[0] == alone
+
+
+def test_layers_left_to_the_host_answer_alike_and_the_log_says_what_lies_where(
+    hybrid_path: Path, tmp_path: Path
+) -> None:
+    alone, log = answers(hybrid_path, tmp_path / "alone", "--parallel", "2")
+    assert " CPU model buffer size = " in log
+    assert "the model runs on the CPU: " in log or "layers to GPU" in log
+    beside, log = answers(hybrid_path, tmp_path / "beside", "--device", "CPU0", "-ngl", "3", "--n-cpu-ffn", "8")
+    assert beside == alone
+    for line in ("CPU model buffer", "CPU0 model buffer", "CPU0 KV buffer", "CPU compute buffer", "CPU0 RS buffer"):
+        assert f" {line} size = " in log
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--device", "CPU0,CUDA1"), "device 'CUDA1' is not there; expected one of CPU, CPU0"),
+        (("--device", "CPU0,CUDA31"), "device 'CUDA31' "),
         (("--device", "CPU0,CPU1", "-sm", "row"), "split mode 'row' is not supported"),
         (("-ot", "ffn_up"), "--override-tensor ffn_up: expected <tensor name pattern>=<device>"),
     ],

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from support.cuda_device import Array, Device, linear_job, parameter_structs
-from support.cuda_linear import ROW_TILES, Weight, pack
+from support.cuda_linear import PROMPT_TILES, Weight, pack
 
 THREADS = 256
 ITEM = np.dtype([("expert", np.int32), ("first", np.int32), ("rows", np.int32)])
@@ -33,14 +33,27 @@ class Groups(NamedTuple):
         return self.items.shape[0]
 
 
-def group_slots(device: Device, expert: NDArray[np.int32], experts: int, rows_of_item: int) -> Groups:
+def prepare_groups(
+    device: Device, expert: NDArray[np.int32], experts: int, rows_of_item: int
+) -> tuple[Groups, Callable[[], None]]:
+    """The groups, and the launch that fills them."""
     slots = expert.size
     items = device.empty((most_expert_items(slots, experts, rows_of_item),), ITEM)
     groups = Groups(device.empty((slots,), np.int32), items, slots, rows_of_item)
-    device.kernel("routing", "group_slots")(
-        experts // 8 + 1, THREADS, "GroupSlotsParams", expert=device.put(expert.ravel()), order=groups.order,
-        items=items, slots=slots, experts=experts, rows_of_item=rows_of_item, most_items=groups.most_items,
-    )  # fmt: skip
+    chosen, kernel = device.put(expert.ravel()), device.kernel("routing", "group_slots")
+
+    def launch() -> None:
+        kernel(
+            experts // 8 + 1, THREADS, "GroupSlotsParams", expert=chosen, order=groups.order, items=items, slots=slots,
+            experts=experts, rows_of_item=rows_of_item, most_items=groups.most_items,
+        )  # fmt: skip
+
+    return groups, launch
+
+
+def group_slots(device: Device, expert: NDArray[np.int32], experts: int, rows_of_item: int) -> Groups:
+    groups, launch = prepare_groups(device, expert, experts, rows_of_item)
+    launch()
     device.synchronize()  # the routing is freed here
     return groups
 
@@ -90,36 +103,68 @@ def _jobs(stacks: Sequence[Stack], y: Array) -> Any:
     return structs
 
 
-def run_experts(
-    device: Device, x: Array, groups: Groups, stacks: Sequence[Stack], slots_per_row: int, activation: int | None = None
-) -> Array:
-    """[slots, out_features]: one stack, or with an activation the gate and up."""
-    first = stacks[0]
+def prepare_experts(
+    device: Device,
+    x: Array,
+    groups: Groups,
+    stacks: Sequence[Stack],
+    slots_per_row: int,
+    activation: int | None = None,
+    tile: str | None = None,
+) -> tuple[Array, Callable[[], None]]:
+    """[slots, out_features] of one stack, or with an activation of the gate and up, and the launches that fill it.
+
+    `tile` (wide or narrow) takes the kernels of prompts.
+    """
+    first, rows_of_item, most_items = stacks[0], groups.rows_of_item, groups.most_items
     y = device.empty((groups.slots, first.out_features))
+    shared: dict[str, Any] = {"items": groups.items, "order": groups.order}
     if first.type_name == "F32":
         assert activation is None, "f32 matrices have no gated kernel"
-        features = {8: 4, 16: 16}[groups.rows_of_item]
-        device.kernel("linear_f32", f"rows{groups.rows_of_item}")(
-            (-(-first.out_features // features), groups.most_items), THREADS, "LinearF32Params", x=x, jobs=1,
-            in_features=first.in_features, slots_per_row=slots_per_row, items=groups.items, order=groups.order,
-            job=_jobs(stacks, y),
+        features = {8: 4, 16: 16}[rows_of_item]
+        floats = device.kernel("linear_f32", f"rows{rows_of_item}")
+        return y, lambda: floats(
+            (-(-first.out_features // features), most_items), THREADS, "LinearF32Params", x=x, jobs=1,
+            in_features=first.in_features, slots_per_row=slots_per_row, job=_jobs(stacks, y), **shared,
         )  # fmt: skip
-        return y
-    tiles = ROW_TILES[groups.rows_of_item]
-    panel = device.empty((groups.most_items, first.in_features * groups.rows_of_item), np.uint16)
-    row_scale = device.empty((groups.slots,))
-    device.kernel("panel", "expert_panel")(
-        (groups.rows_of_item, groups.most_items), THREADS, "ExpertPanelParams", x=x, items=groups.items,
-        order=groups.order, panel=panel, row_scale=row_scale, features=first.in_features, tiles=tiles,
-        slots_per_row=slots_per_row,
-    )  # fmt: skip
+    shared["panel"] = device.empty((most_items, first.in_features * rows_of_item), np.uint16)
+    shared["row_scale"] = device.empty((groups.slots,))
     gated = activation is not None
-    columns = 2 if gated or groups.rows_of_item > 8 else 1
-    of_features = -(-first.out_features // 32)
-    device.kernel(f"linear_{first.type_name.lower()}", f"{'gated_' if gated else ''}rows{groups.rows_of_item}")(
-        (of_features if gated else -(-of_features // columns), groups.most_items), 256 * columns, "LinearParams",
-        panel=panel, row_scale=row_scale, in_features=first.in_features, jobs=len(stacks), tiles=of_features,
-        activation=activation or 0, items=groups.items, order=groups.order, job=_jobs(stacks, y),
-    )  # fmt: skip
+    gather = device.kernel("panel", "expert_panel")
+    tiles, prefix = -(-first.out_features // 32), "gated_" if gated else ""
+    if tile is None:
+        columns = 2 if gated or rows_of_item > 8 else 1
+        multiply = device.kernel(f"linear_{first.type_name.lower()}", f"{prefix}rows{rows_of_item}")
+        blocks, threads = tiles if gated else -(-tiles // columns), THREADS
+    else:
+        rows, features, threads = PROMPT_TILES[tile]
+        assert rows == rows_of_item, (tile, rows_of_item)
+        multiply = device.kernel(f"linear_prompt_{first.type_name.lower()}", prefix + tile)
+        blocks = -(-tiles // (features // (64 if gated else 32)))
+
+    def launch() -> None:
+        gather(
+            (rows_of_item, most_items), THREADS, "ExpertPanelParams", x=x, features=first.in_features,
+            tiles=rows_of_item // 8, slots_per_row=slots_per_row, **shared,
+        )  # fmt: skip
+        multiply(
+            (blocks, most_items), threads, "LinearParams", tiles=tiles, in_features=first.in_features,
+            jobs=len(stacks), activation=activation or 0, job=_jobs(stacks, y), **shared,
+        )  # fmt: skip
+
+    return y, launch
+
+
+def run_experts(
+    device: Device,
+    x: Array,
+    groups: Groups,
+    stacks: Sequence[Stack],
+    slots_per_row: int,
+    activation: int | None = None,
+    tile: str | None = None,
+) -> Array:
+    y, launch = prepare_experts(device, x, groups, stacks, slots_per_row, activation, tile)
+    launch()
     device.synchronize()  # the panel is freed here
     return y

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from support.cuda_device import Array, Device, parameter_structs
 
 PAGE_TOKENS, TILES, THREADS = 256, 8, 256
-TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2}
-LOADS = {"f16": 4, "q8_0": 2, "q4_0": 1}
+TYPES = {"f16": 0, "q8_0": 1, "q4_0": 2, "q4_1": 3, "q5_0": 4, "q5_1": 5}
+LOADS = {"f16": 4, "q8_0": 2}  # of a strip; others 1
+FIFTH_BITS, MINIMUMS = ("q5_0", "q5_1"), ("q4_1", "q5_1")
+COUNTED = ("q4_1", "q5_0", "q5_1")  # whose attention kernels are units of their own
 PAGE_GAP = 48  # bytes between pages, so that the stride is not the page's size
 
 
@@ -25,8 +27,12 @@ def key_tiles(block: int) -> int:
 
 
 def part_bytes(kind: str, head_dim: int, tiles: int = TILES) -> int:
-    strips = tiles * feature_blocks(head_dim)
-    return strips * (LOADS[kind] * 512 + (0 if kind == "f16" else 64))
+    scales = 0 if kind == "f16" else 128 if kind in MINIMUMS else 64
+    return tiles * feature_blocks(head_dim) * (strip_bytes(kind) + scales)
+
+
+def strip_bytes(kind: str) -> int:
+    return LOADS.get(kind, 1) * 512 + (128 if kind in FIFTH_BITS else 0)
 
 
 def rounded(x: NDArray[np.float32], kind: str) -> NDArray[np.float64]:
@@ -40,14 +46,26 @@ def rounded(x: NDArray[np.float32], kind: str) -> NDArray[np.float64]:
             quotient = np.float32(127) / largest
         codes = np.rint(blocks * np.where(np.isfinite(quotient), quotient, np.float32(0)))
         scale = largest / np.float32(127)
+        return (codes * scale.astype(np.float16).astype(np.float64)).reshape(x.shape)
+    most = 31 if kind in FIFTH_BITS else 15
+    if kind in MINIMUMS:
+        offset = blocks.min(axis=-1, keepdims=True)
+        scale = (blocks.max(axis=-1, keepdims=True) - offset) / np.float32(most)
+        first = 0.5
     else:
-        extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1)
-        scale = extreme / np.float32(-8)
-        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
-        # fma: the product of two f32 is exact in f64, the sum is rounded once more than it should be, by far less
-        sums = (blocks.astype(np.float64) * inverse + 8.5).astype(np.float32)
-        codes = np.minimum(15, np.trunc(sums)) - 8
-    return (codes * scale.astype(np.float16).astype(np.float64)).reshape(x.shape)
+        offset = np.zeros((*blocks.shape[:-1], 1), np.float32)
+        scale = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=-1)[..., None], axis=-1) / np.float32(
+            -(most + 1) / 2
+        )
+        first = (most + 1) / 2 + 0.5
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    # fma: the product of two f32 is exact in f64, the sum is rounded once more than it should be, by far less
+    sums = ((blocks - offset).astype(np.float64) * inverse + first).astype(np.float32)
+    codes = np.minimum(most, np.trunc(sums))
+    stored = scale.astype(np.float16).astype(np.float64)
+    if kind in MINIMUMS:
+        return (codes * stored + offset.astype(np.float16)).reshape(x.shape)
+    return ((codes - (most + 1) / 2) * stored).reshape(x.shape)
 
 
 def lane_of_column(column: int) -> int:
@@ -58,9 +76,10 @@ def read_part(
     part: NDArray[np.uint8], kind: str, head_dim: int, is_value: bool, tiles: int = TILES
 ) -> NDArray[np.float64]:
     """[32 tiles, head_dim] of one head's keys or values."""
-    blocks, loads = feature_blocks(head_dim), LOADS[kind]
-    strips = tiles * blocks
-    codes = part[: strips * loads * 512].reshape(strips, loads, 32, 16)
+    blocks, loads = feature_blocks(head_dim), LOADS.get(kind, 1)
+    strips, size = tiles * blocks, strip_bytes(kind)
+    packed = part[: strips * size].reshape(strips, size)
+    codes = packed[:, : loads * 512].reshape(strips, loads, 32, 16)
     lanes = codes.transpose(0, 2, 1, 3)[:, [lane_of_column(c) for c in range(32)]].reshape(strips, 32, loads * 16)
     if kind == "f16":
         values = np.ascontiguousarray(lanes).view(np.float16).astype(np.float64)
@@ -69,17 +88,24 @@ def read_part(
     else:
         words = np.ascontiguousarray(lanes).view("<u4")
         places = [4 * (k % 8 // 2 + 4 * (k % 2)) for k in range(32)]
-        values = np.stack([words[..., k // 8] >> places[k] & 15 for k in range(32)], axis=-1).astype(np.float64) - 8
+        levels = np.stack([words[..., k // 8] >> places[k] & 15 for k in range(32)], axis=-1)
+        if kind in FIFTH_BITS:
+            fifth = np.ascontiguousarray(packed[:, 512:]).view("<u4")[:, [lane_of_column(c) for c in range(32)]]
+            pair = [k % 8 // 2 for k in range(32)]
+            bits = [(4 + 4 * (pair[k] % 2) + 16 * (k % 2) + k // 8 + 8 * (pair[k] // 2)) % 32 for k in range(32)]
+            levels = levels + 16 * np.stack([fifth >> bit & 1 for bit in bits], axis=-1)
+        values = levels.astype(np.float64) - {"q4_0": 8, "q5_0": 16}.get(kind, 0)
     shape = (blocks, tiles, 32, 32) if is_value else (tiles, blocks, 32, 32)
     values = values.reshape(shape)  # [.., owner, packed]
     values = values.transpose(1, 3, 0, 2) if is_value else values.transpose(0, 2, 1, 3)  # [tile, token, block, feature]
     if kind != "f16":
-        scales = part[strips * loads * 512 :].view(np.float16).astype(np.float64).reshape(shape[:3])
-        if is_value:
-            scales = scales.transpose(1, 2, 0)
-        else:
-            scales = scales[..., [lane_of_column(c) for c in range(32)]].transpose(0, 2, 1)
-        values = values * scales[..., None]
+        halves = part[strips * size :].view(np.float16).astype(np.float64).reshape(-1, *shape[:3])
+        for i, scales in enumerate(halves):  # scales, then minimums
+            if is_value:
+                scales = scales.transpose(1, 2, 0)
+            else:
+                scales = scales[..., [lane_of_column(c) for c in range(32)]].transpose(0, 2, 1)
+            values = values * scales[..., None] if i == 0 else values + scales[..., None]
     return values.reshape(tiles * 32, blocks * 32)
 
 
@@ -167,6 +193,9 @@ class Rows(NamedTuple):
 
 def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_rows: list[int]) -> NDArray[np.float32]:
     """Decode attention with blocks of `block_rows`, prompt attention for None. page_rows: a page list per sequence."""
+    suffix = "_counted" if any(kind in COUNTED for kind in cache.kinds) else ""
+    if suffix and block_rows is not None:
+        block_rows = 16 if block_rows <= 16 else 64
     device, (n, heads, head_dim) = cache.device, rows.q.shape
     y = device.empty((n, heads, head_dim))
     group = cache.struct.group
@@ -182,7 +211,7 @@ def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_
     dynamic, sequences = shared_bytes(head_dim, size), len(rows.counts)
     if block_rows is None:
         grid = (row_blocks, cache.kv_heads, sequences)
-        device.kernel(f"attention_prompt_{head_dim}", "attention_prompt")(
+        device.kernel(f"attention_prompt_{head_dim}{suffix}", "attention_prompt")(
             grid, THREADS, "AttentionParams", dynamic, **fields
         )
         return y.get()
@@ -190,7 +219,7 @@ def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_
         "part_y": device.empty((n, heads, partitions, head_dim)), "part_weight": device.empty((n, heads, partitions, 2))
     }  # fmt: skip
     unit = f"attention_decode_{head_dim}"
-    device.kernel(unit, f"attention_decode_{block_rows}")(
+    device.kernel(unit + suffix, f"attention_decode_{block_rows}{suffix}")(
         (cache.kv_heads * row_blocks, partitions, sequences), THREADS, "AttentionParams", dynamic, **fields, **parts
     )
     device.kernel(unit, "attention_combine")((heads, n), THREADS, "AttentionParams", **fields, **parts)

@@ -72,12 +72,11 @@ class Job(NamedTuple):
 def run_linear(device: Device, panel: Panel, jobs: Sequence[Job], activation: int | None = None) -> None:
     """One launch of a streaming kernel: every job, or with an activation job 0 as the gate of job 1."""
     gated = activation is not None
-    columns = 2 if gated or panel.most_rows > 8 else 1
     tiles = launch_tiles(jobs, gated)
-    grid = tiles if gated else -(-tiles // columns)
+    grid = tiles if gated or panel.most_rows == 8 else -(-tiles // 2)  # linear_shape.h
     name = f"{'gated_' if gated else ''}rows{panel.most_rows}"
     launch = device.kernel(f"linear_{jobs[0].weight.type_name.lower()}", name)
-    launch(grid, 256 * columns, "LinearParams", **linear_fields(panel, jobs, activation))
+    launch(grid, THREADS, "LinearParams", **linear_fields(panel, jobs, activation))
 
 
 def run_linear_prompt(

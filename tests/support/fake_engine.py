@@ -39,6 +39,14 @@ class Work(NamedTuple):
     post_sampling_probs: bool = False
 
 
+class RankNeeds(NamedTuple):
+    device: str
+    weights: int
+    kv: int
+    states: int
+    compute: int
+
+
 class StepOutput(NamedTuple):
     seq_id: int
     token: int
@@ -93,6 +101,18 @@ class Model:
     def close(self) -> None:
         Model.live -= self._is_open
         self._is_open = False
+
+
+class MemoryNeeds:
+    """Of a model that is all on one device and takes nothing."""
+
+    n_layer, n_experts, n_ctx_train = 2, 0, 2048
+
+    def __init__(self, path: str, **arguments: Any) -> None:
+        pass
+
+    def of(self, *, devices: Sequence[str] = (), **arguments: Any) -> tuple[RankNeeds, ...]:
+        return (RankNeeds(next(iter(devices), "CPU"), 0, 0, 0, 0),)
 
 
 class Sampler:

@@ -225,7 +225,7 @@ def test_damaged_archives_are_refused_without_a_crash(run: Run, tmp_path: Path) 
     assert error_of(run("archive", str(tmp_path))).endswith("not a kernel archive")
 
 
-def test_the_device_list_shows_cuda_devices_and_that_they_are_not_used(fake: Path, tmp_path: Path) -> None:
+def test_the_device_list_shows_cuda_devices_and_why_one_cannot_be_used(fake: Path, tmp_path: Path) -> None:
     (tmp_path / "libcuda.so.1").symlink_to(fake)
     code = "from pyllama.tools.devices import device_list; print(device_list())"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_CUDA": "count=1,capability=60"}
@@ -235,7 +235,7 @@ def test_the_device_list_shows_cuda_devices_and_that_they_are_not_used(fake: Pat
     assert lines[1].startswith("  CPU: ")
     assert lines[2].startswith("  CUDA0: Fake V100 0 (16384 MiB, 0 MiB free), compute capability 6.0, 80 SMs, 0004:0")
     assert "cannot be used: CUDA0 (Fake V100 0) has compute capability 6.0" in lines[2]
-    assert lines[3].startswith("  models do not run on CUDA devices yet; kernels: ")
+    assert lines[3].startswith("  CUDA kernels: ")
 
 
 def test_a_folder_without_archive_is_named(run: Run, tmp_path: Path) -> None:

@@ -52,10 +52,11 @@ def test_every_kernel_stays_within_its_budget(rows: list[Row]) -> None:
 def test_streaming_kernels_are_predicted_to_run_near_the_speed_of_memory(
     rows: list[Row], n_rows: int, most: float
 ) -> None:
-    streaming = [
-        row for row in rows if row.is_streaming and row.kernel.name in (f"rows{n_rows}", f"gated_rows{n_rows}")
-    ]
-    assert len(streaming) == 28
+    # With fewer bytes the tensor instructions of 32 rows take longer than the bytes, however the kernel is made.
+    large = {unit.name for unit in read_units() if (unit.bytes_of_32 or 0) >= 10.5}
+    names = (f"rows{n_rows}", f"gated_rows{n_rows}")
+    streaming = [row for row in rows if row.is_streaming and row.kernel.name in names and row.kernel.unit in large]
+    assert len(streaming) == 34
     slow = {f"{row.kernel.unit}/{row.kernel.name}": row.slowdown for row in streaming if row.slowdown > most}
     assert slow == {}
 

@@ -2,7 +2,8 @@
 //
 // Shapes    AttentionParams. attention_decode: grid (kv_heads * row_blocks, partitions, sequences); a block has up to 8, 16, 32,
 //           48 or 64 rows (attention.cuh) of a kv head and one partition (attention_shape.h). attention_combine: grid (heads, rows).
-//           HEAD_DIM is a macro of the unit.
+//           HEAD_DIM is a macro of the unit. COUNTED, another, is for caches with q4_1, q5_0 or q5_1, whose code costs registers
+//           and is rarely wanted: units of their own, with fewer kernels.
 // Bound     DRAM: keys and values once per 64 rows. A page of q8_0 keys and values of 256 features is 139 KB, 12.4 us of an SM's
 //           share of 900 GB/s; 64 rows take 8 x 1024 tensor instructions and as many cycles of shared memory, 10.7 us.
 //           A partition's sums are 4 * head_dim bytes per row, written and read once: 12 % of the bytes for 48 rows, 256 K, q8_0.
@@ -10,15 +11,20 @@
 // Budget    attention_decode_8   256 threads, <= 128 registers
 // Budget    attention_decode_16  256 threads, <= 128 registers, <= 64 B stack
 // Budget    attention_combine    256 threads, <= 40 registers, 1088 B shared
+// Budget    attention_decode_64_counted  256 threads, <= 255 registers, <= 64 B stack
 // Budget    *                    256 threads, <= 255 registers
 // Numerics  attention.cuh per partition, pages in order; partitions are brought to the largest score of all and added in order.
 #include "attention.cuh"
+
+#ifndef COUNTED
+#define COUNTED 0
+#endif
 
 namespace v100::cuda {
 
 template <int kTiles>
 __device__ __forceinline__ void decode(const AttentionParams& p) {
-  using Block = Attention<HEAD_DIM, kTiles>;
+  using Block = Attention<HEAD_DIM, kTiles, COUNTED != 0>;
   extern __shared__ uint4 attention_memory[];
   typename Block::Shared& shared = *reinterpret_cast<typename Block::Shared*>(attention_memory);
   // The longest partitions first, so that the short ones fill the gaps at the end.
@@ -49,6 +55,10 @@ __device__ __forceinline__ void decode(const AttentionParams& p) {
 #define V100_DECODE(name, tiles, blocks) \
   extern "C" __global__ void __launch_bounds__(kAttentionThreads, blocks) name(AttentionParams p) { decode<tiles>(p); }
 
+#if COUNTED
+V100_DECODE(attention_decode_16_counted, 2, 1)
+V100_DECODE(attention_decode_64_counted, 8, 1)
+#else
 V100_DECODE(attention_decode_8, 1, 2)
 V100_DECODE(attention_decode_16, 2, 2)
 V100_DECODE(attention_decode_32, 4, 1)
@@ -92,5 +102,6 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads) attention_combin
   weight = block_sum<kAttentionWarps>(weight, total);
   if (thread < HEAD_DIM) p.y[item * HEAD_DIM + thread] = sees ? y / weight : 0.0f;
 }
+#endif
 
 }  // namespace v100::cuda

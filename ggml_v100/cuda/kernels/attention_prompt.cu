@@ -1,7 +1,7 @@
 // Prompt attention: many new rows of each sequence over what each of them sees, in one pass and without a workspace.
 //
 // Shapes    AttentionParams; grid (row_blocks, kv_heads, sequences); a block has 64 rows (attention.cuh) of a kv head.
-//           HEAD_DIM is a macro of the unit.
+//           HEAD_DIM is a macro of the unit, and COUNTED, as in attention_decode.cu.
 // Bound     tensor cores: 8 x 1024 instructions per page of 256 features and block are 10.7 us; shared memory needs as long for
 //           the A operands, so about half of the peak is to be had. L2: a block reads every page it sees, 262 KB in f16.
 //           Quantised keys and values are decoded once for 64 rows, so no window of f16 copies is kept.
@@ -12,10 +12,14 @@
 //           loaded from shared memory, which is the limit already.
 #include "attention.cuh"
 
+#ifndef COUNTED
+#define COUNTED 0
+#endif
+
 namespace v100::cuda {
 
 extern "C" __global__ void __launch_bounds__(kAttentionThreads, 1) attention_prompt(AttentionParams p) {
-  using Block = Attention<HEAD_DIM, 8>;
+  using Block = Attention<HEAD_DIM, 8, COUNTED != 0>;
   extern __shared__ uint4 attention_memory[];
   typename Block::Shared& shared = *reinterpret_cast<typename Block::Shared*>(attention_memory);
   // The last rows see most: they go first.

@@ -26,6 +26,22 @@ __device__ __forceinline__ void for_features(int32_t features, const Body& body)
   }
 }
 
+// use(i, load(i)) for i = first, first + step, ... below n, in order; kBatch loads are on their way at a time. A store between
+// two loads would make the second wait for the first, because the compiler cannot know that they do not meet.
+template <int kBatch, class Load, class Use>
+__device__ __forceinline__ void in_batches(int first, int step, int n, const Load& load, const Use& use) {
+#pragma unroll 1
+  for (int begin = first; begin < n; begin += kBatch * step) {
+    decltype(load(0)) values[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (begin + b * step < n) values[b] = load(begin + b * step);
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (begin + b * step < n) use(begin + b * step, values[b]);
+  }
+}
+
 // The same value in every lane: butterfly, partners 16, 8, 4, 2, 1 apart. a + b = b + a, so all lanes have the same bits.
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll

@@ -12,7 +12,8 @@
 // Budget    score_blocks_32    256 threads, <= 192 registers
 // Budget    choose_blocks      512 threads, <= 64 registers, 8448 B shared
 // Numerics  Scores as in ops.h but for the order of sums: queries are split in two f16 halves, 22 bits of each value; products
-//           are exact, sums f32; a quantised key's scale multiplies the sum over its 32 features. The choice is exact.
+//           are exact, sums f32; a quantised key's scale multiplies the sum over its 32 features, but q4_1, q5_0 and q5_1 keys are
+//           rounded to f16. The choice is exact.
 #include "attention.cuh"
 #include "kv_values.cuh"
 
@@ -115,13 +116,13 @@ struct BlockScores {
 
   // Scores of 32 keys for all rows: rows row_of_c, keys column_of_c of the lane.
   template <class Strip>
-  __device__ __forceinline__ void score(const uint8_t* keys, int tile, int key_tiles, int head_dim,
+  __device__ __forceinline__ void score(int32_t type, const uint8_t* keys, int tile, int key_tiles, int head_dim,
                                         float (&total)[kTiles][8]) const {
-    constexpr bool kScaled = Strip::kType != kKvF16;
-    constexpr int kStrip = kv_strip_bytes(Strip::kType);
-    const int lane = lane_id();
+    // Codes with a minimum are turned to f16 values first, others scaled after they are summed.
+    constexpr bool kScaled = Strip::kType != kKvF16 && !Strip::kHasMinimum;
+    const int lane = lane_id(), strip_bytes = kv_strip_bytes(type_of<Strip>(type));
     const uint16_t* scales =
-        reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(Strip::kType, head_dim, key_tiles)) +
+        reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(type_of<Strip>(type), head_dim, key_tiles)) +
         tile * blocks * kWarp;
 #pragma unroll 1
     for (int head = 0; head < heads; ++head) {
@@ -133,10 +134,18 @@ struct BlockScores {
       const uint16_t* a = queries + head * 2 * half() + row_of_a(lane) * 8;
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block, a += 4 * kOctet) {
-        const uint8_t* from = keys + (tile * blocks + block) * kStrip + lane * 16;
+        const uint8_t* from = keys + (tile * blocks + block) * strip_bytes + lane * 16;
         Strip strip;
 #pragma unroll
         for (int i = 0; i < kv_strip_loads(Strip::kType); ++i) strip.load[i] = cached_16(from + i * 512);
+        __half2 own_scale{}, minimum{};  // of the lane's key
+        if constexpr (Strip::kHasMinimum) {
+          strip.load_fifth(from, lane, type);
+          const uint16_t* own = scales + block * kWarp + lane;
+          own_scale = low_twice(*own);
+          minimum =
+              kv_has_minimum(type) ? low_twice(own[kv_scale_bytes(head_dim, key_tiles) / 2]) : q5_0_minimum(own_scale);
+        }
         float part[kTiles][8];
 #pragma unroll
         for (int t = 0; t < kTiles; ++t)
@@ -145,6 +154,10 @@ struct BlockScores {
         for_each<4>([&]<int octet>() {
           uint32_t w[4];
           strip.template decode<octet>(w);
+          if constexpr (Strip::kHasMinimum) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) w[i] = scaled<Strip>(w[i], own_scale, minimum);
+          }
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
             const uint4* q = reinterpret_cast<const uint4*>(a + octet * kOctet + t * (kTileRows * 8));
@@ -206,8 +219,9 @@ __device__ __forceinline__ void score_blocks(const ScoreBlocksParams& p) {
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
       for (int i = 0; i < 8; ++i) total[t][i] = 0.0f;
-    with_kv_type(p.cache.type_k, [&]<class Strip>() {
-      scores.template score<Strip>(kv_part(p.cache, id, 0, false), tile, key_tiles, p.cache.head_dim, total);
+    with_kv_type<true>(p.cache.type_k, [&]<class Strip>() {
+      scores.template score<Strip>(p.cache.type_k, kv_part(p.cache, id, 0, false), tile, key_tiles, p.cache.head_dim,
+                                   total);
     });
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)

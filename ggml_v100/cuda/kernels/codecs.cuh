@@ -15,12 +15,16 @@
 //
 // Every codec has
 //   kValues, kBytes        of a block in the file; kUnits of a record
+//   kHeadBytes, kUnitBytes of a record: unit i begins at kHeadBytes + i * kUnitBytes
 //   Header, load_header    what the record's head says to a lane
 //   Unit, load_unit        a unit's bytes of a lane
+//   begin_block, end_unit  what a lane does with the header before a block's first unit and after each: units are decoded in
+//                          order. Nothing, for most
 //   decode<g>              the 16 values of half g of a unit, as w[8] pairs (k, k + 1): rounded once per operation below
 //   pack                   a row's block from the file into its lane's bytes of the record
 #pragma once
 
+#include "logic.cuh"
 #include "memory.cuh"
 #include "mma_sm70.cuh"
 
@@ -34,9 +38,9 @@ __device__ __forceinline__ uint32_t as_bits(__half2 pair) { return *reinterpret_
 // The low or high half of a word, twice.
 __device__ __forceinline__ __half2 low_twice(uint32_t word) { return as_half2(__byte_perm(word, 0, 0x1010)); }
 __device__ __forceinline__ __half2 high_twice(uint32_t word) { return as_half2(__byte_perm(word, 0, 0x3232)); }
-// An integer of 0..1023, twice.
+// An integer of 0..255, twice.
 __device__ __forceinline__ __half2 integer_twice(uint32_t value) {
-  return __hsub2(as_half2(__byte_perm(value, 0, 0x1010) | kMagic), as_half2(kMagic));
+  return __hsub2(as_half2(__byte_perm(value, kMagic, 0x5050)), as_half2(kMagic));
 }
 __device__ __forceinline__ uint32_t rotate_right(uint32_t word, int by) { return __funnelshift_r(word, word, by); }
 
@@ -49,12 +53,20 @@ __device__ __forceinline__ __half2 pair_of_nibbles(uint32_t word, uint32_t extra
   return __hfma2(as_half2((shifted & 0x00f000f0u) | kMagic | extra), __float2half2_rn(0.0625f),
                  __float2half2_rn(-(64.0f + kOffset)));
 }
-
-// Pair p (0..7) of a word of sixteen 2-bit codes, with an extra bit already at 2 + 2 * (p % 4), minus offset.
+// The same with `base`, kMagic and the extra bits: an instruction less, for a register that keeps kMagic.
 template <int p, int kOffset>
-__device__ __forceinline__ __half2 pair_of_two_bits(uint32_t word, uint32_t extra) {
+__device__ __forceinline__ __half2 pair_over(uint32_t word, uint32_t base) {
+  const uint32_t shifted = p >= 2 ? word >> 8 : word;
+  if (p % 2 == 0) return __hsub2(as_half2(and_or<0x000f000fu>(shifted, base)), __float2half2_rn(1024.0f + kOffset));
+  return __hfma2(as_half2(and_or<0x00f000f0u>(shifted, base)), __float2half2_rn(0.0625f),
+                 __float2half2_rn(-(64.0f + kOffset)));
+}
+
+// Pair p (0..7) of a word of sixteen 2-bit codes, minus offset. `base` is kMagic and an extra bit at 2 + 2 * (p % 4).
+template <int p, int kOffset>
+__device__ __forceinline__ __half2 pair_of_two_bits(uint32_t word, uint32_t base = kMagic) {
   constexpr int r = p % 4;
-  const uint32_t bits = ((p >= 4 ? word >> 8 : word) & (0x00030003u << 2 * r)) | kMagic | extra;
+  const uint32_t bits = and_or<(0x00030003u << 2 * r)>(p >= 4 ? word >> 8 : word, base);
   constexpr float kPart = 1.0f / (1 << 2 * r);
   if (r == 0) return __hsub2(as_half2(bits), __float2half2_rn(1024.0f + kOffset));
   return __hfma2(as_half2(bits), __float2half2_rn(kPart), __float2half2_rn(-(1024.0f * kPart + kOffset)));
@@ -116,18 +128,25 @@ __device__ __forceinline__ void put_two_bits(uint8_t* to, const CodeOf& code) {
 // --- codecs of blocks of 32 values ---------------------------------------------------------------------------------
 
 struct NoHeader {};
+// Of codecs whose header stays as it was loaded.
+struct SteadyHeader {
+  template <class Header>
+  static __device__ __forceinline__ void begin_block(Header&) {}
+  template <class Header>
+  static __device__ __forceinline__ void end_unit(Header&, int) {}
+};
 
 // d [f16], 32 int8. On the device codes are q + 128.
-struct Q8_0 {
-  static constexpr int kValues = 32, kBytes = 34, kUnits = 1;
+struct Q8_0 : SteadyHeader {
+  static constexpr int kValues = 32, kBytes = 34, kUnits = 1, kHeadBytes = 0, kUnitBytes = 32 * kBytes;
   using Header = NoHeader;
   struct Unit {
     uint4 codes[2];
     uint32_t d;
   };
   static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
-    return {{stream_16(record + 16 * lane), stream_16(record + 512 + 16 * lane)}, stream_2(record + 1024 + 2 * lane)};
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
+    return {{stream_16(at + 16 * lane), stream_16(at + 512 + 16 * lane)}, stream_2(at + 1024 + 2 * lane)};
   }
   template <int g>
   static __device__ __forceinline__ void decode(const Header&, const Unit& unit, int, uint32_t (&w)[8]) {
@@ -151,9 +170,10 @@ struct Q8_0 {
 //   Q5_0  d, 4 bytes of fifth bits, 16 bytes                                        value d * (q - 16)
 //   Q5_1  d, m, 4 bytes, 16 bytes                                                   value d * q + m
 template <bool kMinimum, bool kFifthBit>
-struct SmallBlocks {
+struct SmallBlocks : SteadyHeader {
   static constexpr int kScaleBytes = kMinimum ? 4 : 2;
-  static constexpr int kValues = 32, kBytes = kScaleBytes + (kFifthBit ? 4 : 0) + 16, kUnits = 1;
+  static constexpr int kValues = 32, kBytes = kScaleBytes + (kFifthBit ? 4 : 0) + 16;
+  static constexpr int kUnits = 1, kHeadBytes = 0, kUnitBytes = 32 * kBytes;
   static constexpr int kOffset = kMinimum ? 0 : kFifthBit ? 16 : 8;
   using Header = NoHeader;
   struct Unit {
@@ -162,11 +182,11 @@ struct SmallBlocks {
     uint32_t scale;  // d, or d and m
   };
   static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     Unit unit;
-    unit.codes = stream_16(record + 16 * lane);
-    unit.fifth = kFifthBit ? stream_4(record + 512 + 4 * lane) : 0;
-    const uint8_t* scales = record + (kFifthBit ? 640 : 512);
+    unit.codes = stream_16(at + 16 * lane);
+    unit.fifth = kFifthBit ? stream_4(at + 512 + 4 * lane) : 0;
+    const uint8_t* scales = at + (kFifthBit ? 640 : 512);
     unit.scale = kMinimum ? stream_4(scales + 4 * lane) : stream_2(scales + 2 * lane);
     return unit;
   }
@@ -177,8 +197,8 @@ struct SmallBlocks {
     for_each<8>([&]<int p>() {
       constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
       const uint32_t turned = rotate_right(unit.fifth, j + 8 * q);
-      const uint32_t extra = kFifthBit ? turned & (p % 2 == 0 ? 0x00100010u : 0x01000100u) : 0;
-      const __half2 code = pair_of_nibbles<p % 4, kOffset>(words[p / 4], extra);
+      const uint32_t base = kFifthBit ? and_or<(p % 2 == 0 ? 0x00100010u : 0x01000100u)>(turned, kMagic) : kMagic;
+      const __half2 code = pair_over<p % 4, kOffset>(words[p / 4], base);
       w[p] = as_bits(kMinimum ? __hfma2(code, d, m) : __hmul2(code, d));
     });
   }
@@ -205,21 +225,25 @@ using Q5_0 = SmallBlocks<false, true>;
 using Q5_1 = SmallBlocks<true, true>;
 
 // Sixteen levels, looked up as bytes by the byte permutation: 8 entries per instruction, the code's top bit chooses between
-// two. Nibble i of word j is k = 8j + i here. Levels stand in the table plus 128.
+// two. Nibble i of word j is k = 8j + i here. Levels stand in the table plus 128 and are taken times 2^-kShift.
 struct LevelTable {
   uint32_t t[4];
 };
 
+template <int kShift = 0>
 __device__ __forceinline__ void decode_levels(const LevelTable& table, uint32_t word, __half2 d, uint32_t* w) {
-  const __half2 offset = __float2half2_rn(1152.0f);
+  const __half2 part = __float2half2_rn(1.0f / (1 << kShift)), offset = __float2half2_rn(-1152.0f / (1 << kShift));
+  const auto value = [&](uint32_t pair) {
+    return kShift == 0 ? __hadd2(as_half2(pair), offset) : __hfma2(as_half2(pair), part, offset);
+  };
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t codes = half == 0 ? word : word >> 16;
     const uint32_t place = codes & 0x7777u;
     const uint32_t low = __byte_perm(table.t[0], table.t[1], place), high = __byte_perm(table.t[2], table.t[3], place);
     const uint32_t bytes = __byte_perm(low, high, 0x3210u | (codes & 0x8888u) >> 1);
-    w[2 * half] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4140)), offset), d));
-    w[2 * half + 1] = as_bits(__hmul2(__hsub2(as_half2(__byte_perm(bytes, 0x64646464u, 0x4342)), offset), d));
+    w[2 * half] = as_bits(__hmul2(value(__byte_perm(bytes, 0x64646464u, 0x4140)), d));
+    w[2 * half + 1] = as_bits(__hmul2(value(__byte_perm(bytes, 0x64646464u, 0x4342)), d));
   }
 }
 
@@ -239,18 +263,19 @@ __device__ __forceinline__ LevelTable e2m1_levels() { return {{0x83828180u, 0x8c
 
 // IQ4_NL: d [f16], 16 bytes as Q4_0. MXFP4: the exponent of a power of two, 16 bytes.
 template <bool kPowerOfTwo>
-struct LevelBlocks {
+struct LevelBlocks : SteadyHeader {
   static constexpr int kScaleBytes = kPowerOfTwo ? 1 : 2;
-  static constexpr int kValues = 32, kBytes = kScaleBytes + 16, kUnits = 1;
+  static constexpr int kValues = 32, kBytes = kScaleBytes + 16;
+  static constexpr int kUnits = 1, kHeadBytes = 0, kUnitBytes = 32 * kBytes;
   using Header = NoHeader;
   struct Unit {
     uint4 codes;
     uint32_t scale;
   };
   static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
-    const uint8_t* scales = record + 512 + kScaleBytes * lane;
-    return {stream_16(record + 16 * lane), kPowerOfTwo ? stream_1(scales) : stream_2(scales)};
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
+    const uint8_t* scales = at + 512 + kScaleBytes * lane;
+    return {stream_16(at + 16 * lane), kPowerOfTwo ? stream_1(scales) : stream_2(scales)};
   }
   // 2^(e - 128) as f16 bits: half of 2^(e - 127), since the levels are doubled. Above 2^15 it stays there, below 2^-24 it is 0.
   static __device__ __forceinline__ uint32_t power_of_two(uint32_t e) {
@@ -278,18 +303,120 @@ struct LevelBlocks {
 using IQ4_NL = LevelBlocks<false>;
 using MXFP4 = LevelBlocks<true>;
 
+// NVFP4: 4 scales [unsigned E4M3] of 16 values each, then 8 bytes of each 16: code k in the low nibble of byte k, k + 8 in the
+// high.
+struct NVFP4 : SteadyHeader {
+  static constexpr int kValues = 64, kBytes = 36, kUnits = 2, kHeadBytes = 0, kUnitBytes = 576;
+  using Header = NoHeader;
+  struct Unit {
+    uint4 codes;
+    uint32_t scales;  // a byte per half
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
+    return {stream_16(at + 16 * lane), stream_2(at + 512 + 2 * lane)};
+  }
+  // Half the scale, since the levels are doubled. Its bits are those of an f16 that is 2^7 times too small, subnormals too.
+  static __device__ __forceinline__ __half2 half_scale(uint32_t byte) {
+    const uint32_t bits = (byte & 127u) == 127u ? 0 : (byte & 127u) << 7;
+    return __hmul2(low_twice(bits), __float2half2_rn(128.0f));
+  }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header&, const Unit& unit, int, uint32_t (&w)[8]) {
+    const __half2 d = half_scale(unit.scales >> 8 * g);
+    decode_levels(e2m1_levels(), g == 0 ? unit.codes.x : unit.codes.z, d, w);
+    decode_levels(e2m1_levels(), g == 0 ? unit.codes.y : unit.codes.w, d, w + 4);
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < 2; ++u) {
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
+      put_nibbles_in_order(at + 16 * lane, [&](int k) {
+        const uint8_t* codes = block + 4 + 16 * u + 8 * (k / 16);
+        return static_cast<uint32_t>(k % 16 < 8 ? codes[k % 8] & 15 : codes[k % 8] >> 4);
+      });
+      put_2(at + 512 + 2 * lane, get_2(block + 2 * u));
+    }
+  }
+};
+
+// Q1_0: d [f16], 16 bytes of bits: value d or, where the bit is 0, -d. On the device the bits are signs: of unit u's value k at
+// bit 15 - k / 2 of a word, at 31 - k / 2 for odd k.
+struct Q1_0 : SteadyHeader {
+  static constexpr int kValues = 128, kBytes = 18, kUnits = 4, kHeadBytes = 64, kUnitBytes = 128;
+  struct Header {
+    uint32_t d;
+  };
+  struct Unit {
+    uint32_t signs;
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_2(record + 2 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) { return {stream_4(at + 4 * lane)}; }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int, uint32_t (&w)[8]) {
+    const uint32_t d = as_bits(low_twice(header.d));
+#pragma unroll
+    for (int p = 0; p < 8; ++p) w[p] = d ^ (unit.signs << (8 * g + p) & 0x80008000u);
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < 4; ++u) {
+      const uint32_t bits = get_4(block + 2 + 4 * u);
+      uint32_t signs = 0;
+      for (int k = 0; k < 32; ++k) signs |= (~bits >> k & 1u) << (15 + 16 * (k % 2) - k / 2);
+      put_4(record + kHeadBytes + kUnitBytes * u + 4 * lane, signs);
+    }
+    put_2(record + 2 * lane, get_2(block));
+  }
+};
+
+// Codes of two bits with one scale, value d * (q - 1).
+//   Q2_0   64 values: d [f16], 16 bytes: code k at bit 2 (k % 4) of byte k / 4
+//   TQ2_0  256 values: 64 bytes: code k at bit 2 (k / 32 % 4) of byte 32 (k / 128) + k % 32; d [f16]
+template <bool kSuper>
+struct TwoBitBlocks : SteadyHeader {
+  static constexpr int kValues = kSuper ? 256 : 64, kBytes = kSuper ? 66 : 18, kUnits = kValues / 32, kHeadBytes = 64,
+                       kUnitBytes = 256;
+  struct Header {
+    uint32_t d;
+  };
+  struct Unit {
+    uint2 codes;
+  };
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
+    return {stream_2(record + 2 * lane)};
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) { return {stream_8(at + 8 * lane)}; }
+  template <int g>
+  static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int, uint32_t (&w)[8]) {
+    const __half2 d = low_twice(header.d);
+    for_each<8>(
+        [&]<int p>() { w[p] = as_bits(__hmul2(pair_of_two_bits<p, 1>(g == 0 ? unit.codes.x : unit.codes.y), d)); });
+  }
+  static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
+    for (int u = 0; u < kUnits; ++u)
+      put_two_bits(record + kHeadBytes + kUnitBytes * u + 8 * lane, [&](int k) {
+        return kSuper ? static_cast<uint32_t>(block[32 * (u / 4) + k]) >> 2 * (u % 4)
+                      : static_cast<uint32_t>(block[2 + 8 * u + k / 4]) >> 2 * (k % 4);
+      });
+    put_2(record + 2 * lane, get_2(block + (kSuper ? 64 : 0)));
+  }
+};
+using Q2_0 = TwoBitBlocks<false>;
+using TQ2_0 = TwoBitBlocks<true>;
+
 // Values as they are. BF16 becomes this when a model is loaded (repack.cu). 32 values are a block.
-struct F16 {
-  static constexpr int kValues = 32, kBytes = 64, kUnits = 1;
+struct F16 : SteadyHeader {
+  static constexpr int kValues = 32, kBytes = 64, kUnits = 1, kHeadBytes = 0, kUnitBytes = 32 * kBytes;
   using Header = NoHeader;
   struct Unit {
     uint4 values[4];
   };
   static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int, int lane) {
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     Unit unit;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) unit.values[i] = stream_16(record + 512 * i + 16 * lane);
+    for (int i = 0; i < 4; ++i) unit.values[i] = stream_16(at + 512 * i + 16 * lane);
     return unit;
   }
   template <int g>
@@ -305,84 +432,82 @@ struct F16 {
 
 // --- codecs of super-blocks of 256 values: 8 units -----------------------------------------------------------------
 
-// The 6-bit scale and minimum of a unit: low nibbles in a byte beside the unit's codes, upper two bits of all units in
-// the header's word.
-struct SixBits {
-  uint32_t scale, min;
-};
-__device__ __forceinline__ SixBits six_bits(uint32_t byte, uint32_t upper, int unit) {
-  const uint32_t top = upper >> 4 * unit;
-  return {(byte & 15u) | (top & 3u) << 4, byte >> 4 | (top & 12u) << 2};
-}
-
 // Q4_K, Q5_K: d, dmin [f16], 12 bytes of 6-bit scales and minima, then 32 bytes of fifth bits (Q5_K), 128 bytes of nibbles:
 // unit 2i in the low and 2i + 1 in the high nibbles of bytes 32i... Value d * scale * q - dmin * min.
+// The record's head has 16 bytes per lane: d and dmin, then three words. Word i has in its low half the scales of units 2i and
+// 2i + 1, six bits each, in its high half their minima; the upper four bits of the halves are those of units 6 and 7, word 0's
+// the lowest. So scale and minimum become a pair of halves at once, and one multiplication applies d and dmin.
 template <bool kFifthBit>
 struct KBlocks {
   static constexpr int kValues = 256, kBytes = kFifthBit ? 176 : 144, kUnits = 8;
-  static constexpr int kUnitBytes = kFifthBit ? 672 : 544;
+  static constexpr int kHeadBytes = 512, kUnitBytes = kFifthBit ? 640 : 512;
   struct Header {
-    uint32_t d;      // d, dmin
-    uint32_t upper;  // 4 bits per unit
+    uint32_t d;       // d, dmin
+    uint32_t six[4];  // of two units each; the first is the next to be decoded
   };
   struct Unit {
     uint4 codes;
     uint32_t fifth;
-    uint32_t scale;  // low nibbles of scale and minimum
   };
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
-    return {stream_4(record + 4 * lane), stream_4(record + 128 + 4 * lane)};
+    const uint4 head = stream_16(record + 16 * lane);
+    return {head.x, {head.y, head.z, head.w, 0}};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 256 + kUnitBytes * unit;
-    Unit loaded;
-    loaded.codes = stream_16(at + 16 * lane);
-    loaded.fifth = kFifthBit ? stream_4(at + 512 + 4 * lane) : 0;
-    loaded.scale = stream_1(at + kUnitBytes - 32 + lane);
-    return loaded;
+  static __device__ __forceinline__ void begin_block(Header& header) {
+    header.six[3] = and_or<0x000f000fu>(header.six[0] >> 12,
+                                        and_or<0x00f000f0u>(header.six[1] >> 8, header.six[2] >> 4 & 0x0f000f00u));
+  }
+  static __device__ __forceinline__ void end_unit(Header& header, int index) {
+    if (index % 2 == 1) header.six[0] = header.six[1], header.six[1] = header.six[2], header.six[2] = header.six[3];
+  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
+    return {stream_16(at + 16 * lane), kFifthBit ? stream_4(at + 512 + 4 * lane) : 0};
   }
   template <int g>
   static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int index, uint32_t (&w)[8]) {
-    const SixBits six = six_bits(unit.scale, header.upper, index);
-    const __half2 d = __hmul2(low_twice(header.d), integer_twice(six.scale));
-    const __half2 m = __hneg2(__hmul2(high_twice(header.d), integer_twice(six.min)));
+    const uint32_t six = and_or<0x003f003fu>(index % 2 == 1 ? header.six[0] >> 6 : header.six[0], kMagic);
+    const __half2 scales = __hmul2(as_half2(header.d), __hsub2(as_half2(six), as_half2(kMagic)));
+    const __half2 d = __low2half2(scales), m = __hneg2(__high2half2(scales));
     const uint32_t words[2] = {g == 0 ? unit.codes.x : unit.codes.z, g == 0 ? unit.codes.y : unit.codes.w};
     for_each<8>([&]<int p>() {
       constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
       const uint32_t turned = rotate_right(unit.fifth, j + 8 * q);
-      const uint32_t extra = kFifthBit ? turned & (p % 2 == 0 ? 0x00100010u : 0x01000100u) : 0;
-      w[p] = as_bits(__hfma2(pair_of_nibbles<p % 4, 0>(words[p / 4], extra), d, m));
+      const uint32_t base = kFifthBit ? and_or<(p % 2 == 0 ? 0x00100010u : 0x01000100u)>(turned, kMagic) : kMagic;
+      w[p] = as_bits(__hfma2(pair_over<p % 4, 0>(words[p / 4], base), d, m));
     });
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     const uint8_t* packed = block + 4;
     const uint8_t* high = block + 16;
     const uint8_t* codes = block + (kFifthBit ? 48 : 16);
-    uint32_t upper = 0;
-    for (int u = 0; u < 8; ++u) {
+    const auto scale_and_min = [&](int u) {
       const int i = u % 4;
       const uint32_t scale = u < 4 ? packed[i] & 63u : (packed[i + 8] & 15u) | (packed[i] >> 6) << 4;
       const uint32_t min = u < 4 ? packed[i + 4] & 63u : packed[i + 8] >> 4 | (packed[i + 4] >> 6) << 4;
-      upper |= (scale >> 4 | (min >> 4) << 2) << 4 * u;
-      uint8_t* at = record + 256 + kUnitBytes * u;
+      return scale | min << 16;
+    };
+    put_4(record + 16 * lane, get_4(block));
+    const uint32_t last = scale_and_min(6) | scale_and_min(7) << 6;
+    for (int i = 0; i < 3; ++i)
+      put_4(record + 16 * lane + 4 + 4 * i,
+            scale_and_min(2 * i) | scale_and_min(2 * i + 1) << 6 | (last >> 4 * i & 0x000f000fu) << 12);
+    for (int u = 0; u < 8; ++u) {
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_nibbles(at + 16 * lane, [&](int k) { return static_cast<uint32_t>(codes[32 * (u / 2) + k]) >> 4 * (u % 2); });
       if (kFifthBit) {
         uint32_t fifth = 0;
         for (int k = 0; k < 32; ++k) fifth |= (high[k] >> u & 1u) << fifth_bit_place(k);
         put_4(at + 512 + 4 * lane, fifth);
       }
-      at[kUnitBytes - 32 + lane] = static_cast<uint8_t>((scale & 15u) | (min & 15u) << 4);
     }
-    put_4(record + 4 * lane, get_4(block));
-    put_4(record + 128 + 4 * lane, upper);
   }
 };
 using Q4_K = KBlocks<false>;
 using Q5_K = KBlocks<true>;
 
 // Q6_K: 128 bytes of low nibbles, 64 of upper bits, 16 scales [int8] of 16 values each, d [f16]. Value d * scale * (q - 32).
-struct Q6_K {
-  static constexpr int kValues = 256, kBytes = 210, kUnits = 8, kUnitBytes = 832;
+struct Q6_K : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 210, kUnits = 8, kHeadBytes = 64, kUnitBytes = 832;
   struct Header {
     uint32_t d;
   };
@@ -394,8 +519,7 @@ struct Q6_K {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 64 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_16(at + 16 * lane), stream_8(at + 512 + 8 * lane), stream_2(at + 768 + 2 * lane)};
   }
   template <int g>
@@ -406,8 +530,8 @@ struct Q6_K {
     for_each<8>([&]<int p>() {
       constexpr int j = 2 * g + p / 4, q = p % 4 / 2;
       const uint32_t turned = rotate_right(q == 0 ? unit.upper.x : unit.upper.y, 2 * (j % 2) + 8 * (j / 2));
-      const uint32_t extra = turned & (p % 2 == 0 ? 0x00300030u : 0x03000300u);
-      w[p] = as_bits(__hmul2(pair_of_nibbles<p % 4, 32>(words[p / 4], extra), d));
+      const uint32_t base = and_or<(p % 2 == 0 ? 0x00300030u : 0x03000300u)>(turned, kMagic);
+      w[p] = as_bits(__hmul2(pair_over<p % 4, 32>(words[p / 4], base), d));
     });
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
@@ -417,7 +541,7 @@ struct Q6_K {
         const uint32_t low = block[64 * half + i % 64] >> 4 * (i / 64) & 15u;
         return low | (block[128 + 32 * half + i % 32] >> 2 * (i / 32) & 3u) << 4;
       };
-      uint8_t* at = record + 64 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_nibbles(at + 16 * lane, code);
       uint32_t upper[2] = {0, 0};
       for (int k = 0; k < 32; ++k) upper[k % 8 / 4] |= (code(k) >> 4) << upper_bits_place(k);
@@ -431,8 +555,8 @@ struct Q6_K {
 };
 
 // Q2_K: 16 bytes of 4-bit scales and minima of 16 values each, 64 bytes of 2-bit codes, d, dmin. Value d * scale * q - dmin * min.
-struct Q2_K {
-  static constexpr int kValues = 256, kBytes = 84, kUnits = 8, kUnitBytes = 320;
+struct Q2_K : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 84, kUnits = 8, kHeadBytes = 128, kUnitBytes = 320;
   struct Header {
     uint32_t d;
   };
@@ -443,8 +567,7 @@ struct Q2_K {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_4(record + 4 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 128 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_8(at + 8 * lane), stream_2(at + 256 + 2 * lane)};
   }
   template <int g>
@@ -452,13 +575,12 @@ struct Q2_K {
     const uint32_t byte = unit.scales >> 8 * g;
     const __half2 d = __hmul2(low_twice(header.d), integer_twice(byte & 15u));
     const __half2 m = __hneg2(__hmul2(high_twice(header.d), integer_twice(byte >> 4 & 15u)));
-    for_each<8>([&]<int p>() {
-      w[p] = as_bits(__hfma2(pair_of_two_bits<p, 0>(g == 0 ? unit.codes.x : unit.codes.y, 0), d, m));
-    });
+    for_each<8>(
+        [&]<int p>() { w[p] = as_bits(__hfma2(pair_of_two_bits<p, 0>(g == 0 ? unit.codes.x : unit.codes.y), d, m)); });
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u) {
-      uint8_t* at = record + 128 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_two_bits(at + 8 * lane,
                    [&](int k) { return static_cast<uint32_t>(block[16 + 32 * (u / 4) + k]) >> 2 * (u % 4); });
       put_2(at + 256 + 2 * lane, get_2(block + 2 * u));
@@ -469,8 +591,8 @@ struct Q2_K {
 
 // Q3_K: 32 bytes of third bits, 64 bytes of 2-bit codes, 12 bytes of 6-bit scales (minus 32) of 16 values each, d [f16].
 // Value d * (scale - 32) * (q - 4) with q of three bits.
-struct Q3_K {
-  static constexpr int kValues = 256, kBytes = 110, kUnits = 8, kUnitBytes = 416;
+struct Q3_K : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 110, kUnits = 8, kHeadBytes = 192, kUnitBytes = 416;
   struct Header {
     uint32_t d;
     uint32_t upper;  // 4 bits per unit: the upper two of each half's scale
@@ -483,19 +605,19 @@ struct Q3_K {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_2(record + 2 * lane), stream_4(record + 64 + 4 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    const uint8_t* at = record + 192 + kUnitBytes * unit;
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     return {stream_8(at + 8 * lane), stream_4(at + 256 + 4 * lane), stream_1(at + 384 + lane)};
   }
   template <int g>
   static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int index, uint32_t (&w)[8]) {
-    const SixBits six = six_bits(unit.scales, header.upper, index);
-    const __half2 scale = __hsub2(integer_twice(g == 0 ? six.scale : six.min), __float2half2_rn(32.0f));
+    const uint32_t top = header.upper >> 4 * index;
+    const uint32_t six = g == 0 ? (unit.scales & 15u) | (top & 3u) << 4 : unit.scales >> 4 | (top & 12u) << 2;
+    const __half2 scale = __hsub2(integer_twice(six), __float2half2_rn(32.0f));
     const __half2 d = __hmul2(low_twice(header.d), scale);
     for_each<8>([&]<int p>() {
       const uint32_t turned = rotate_right(unit.third, g + 8 * (p / 4));
-      const uint32_t extra = turned & (0x00040004u << 2 * (p % 4));
-      w[p] = as_bits(__hmul2(pair_of_two_bits<p, 4>(g == 0 ? unit.codes.x : unit.codes.y, extra), d));
+      const uint32_t base = and_or<(0x00040004u << 2 * (p % 4))>(turned, kMagic);
+      w[p] = as_bits(__hmul2(pair_of_two_bits<p, 4>(g == 0 ? unit.codes.x : unit.codes.y, base), d));
     });
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
@@ -508,7 +630,7 @@ struct Q3_K {
         scale[h] = (packed[s % 8] >> 4 * (s / 8) & 15u) | (packed[8 + s % 4] >> 2 * (s / 4) & 3u) << 4;
       }
       upper |= (scale[0] >> 4 | (scale[1] >> 4) << 2) << 4 * u;
-      uint8_t* at = record + 192 + kUnitBytes * u;
+      uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_two_bits(at + 8 * lane,
                    [&](int k) { return static_cast<uint32_t>(block[32 + 32 * (u / 4) + k]) >> 2 * (u % 4); });
       uint32_t third = 0;
@@ -523,8 +645,8 @@ struct Q3_K {
 
 // IQ4_XS: d [f16], upper two bits of 8 scales [u16], their low nibbles [4 bytes], 128 bytes: unit u in bytes 16u..., code k in
 // the low nibble of byte k, k + 16 in the high. Value d * (scale - 32) * level.
-struct IQ4_XS {
-  static constexpr int kValues = 256, kBytes = 136, kUnits = 8;
+struct IQ4_XS : SteadyHeader {
+  static constexpr int kValues = 256, kBytes = 136, kUnits = 8, kHeadBytes = 256, kUnitBytes = 512;
   struct Header {
     uint32_t d;      // d, upper bits
     uint32_t lower;  // nibbles
@@ -535,9 +657,7 @@ struct IQ4_XS {
   static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
     return {stream_4(record + 4 * lane), stream_4(record + 128 + 4 * lane)};
   }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* record, int unit, int lane) {
-    return {stream_16(record + 256 + 512 * unit + 16 * lane)};
-  }
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) { return {stream_16(at + 16 * lane)}; }
   template <int g>
   static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int index, uint32_t (&w)[8]) {
     const uint32_t scale = (header.lower >> 4 * index & 15u) | (header.d >> (16 + 2 * index) & 3u) << 4;
@@ -547,7 +667,7 @@ struct IQ4_XS {
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
     for (int u = 0; u < 8; ++u)
-      put_nibbles_in_order(record + 256 + 512 * u + 16 * lane, [&](int k) {
+      put_nibbles_in_order(record + kHeadBytes + kUnitBytes * u + 16 * lane, [&](int k) {
         const uint8_t* codes = block + 8 + 16 * u;
         return static_cast<uint32_t>(k < 16 ? codes[k] & 15 : codes[k - 16] >> 4);
       });

@@ -4,7 +4,7 @@
 // Bound     launch. A row's bytes lie 16 of every 512: twice its bytes are read.
 // Budget    embed              256 threads, <= 128 registers
 // Numerics  As the weight kernels decode (codecs.cuh): rounded to f16.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 
 namespace v100::cuda {
 
@@ -19,13 +19,16 @@ extern "C" __global__ void __launch_bounds__(kThreads) embed(EmbedParams p) {
   const int64_t tile_bytes = p.features / Codec::kValues * kRecord;
   const uint8_t* record = p.table + token / kTileColumns * tile_bytes + unit / Codec::kUnits * kRecord;
   const int lane = lane_of_column(token % kTileColumns);
-  const typename Codec::Header header = Codec::load_header(record, lane);
-  const typename Codec::Unit codes = Codec::load_unit(record, unit % Codec::kUnits, lane);
+  const int index = unit % Codec::kUnits;
+  typename Codec::Header header = Codec::load_header(record, lane);
+  const typename Codec::Unit codes = Codec::load_unit(record + Codec::kHeadBytes + index * Codec::kUnitBytes, lane);
+  Codec::begin_block(header);
+  for (int i = 0; i < index; ++i) Codec::end_unit(header, i);
   const float factor = __uint_as_float(static_cast<uint32_t>(127 + p.exponent) << 23);
   float2* y = reinterpret_cast<float2*>(p.y + static_cast<int64_t>(row) * p.features + unit * kUnitValues);
   for_each<2>([&]<int g>() {
     uint32_t w[8];
-    Codec::template decode<g>(header, codes, unit % Codec::kUnits, w);
+    Codec::template decode<g>(header, codes, index, w);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float2 pair = __half22float2(as_half2(w[i]));

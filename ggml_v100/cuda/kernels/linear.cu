@@ -3,24 +3,26 @@
 // Shapes    W [N, K] as records (codecs.cuh), x as f16 panels (PanelParams), y [rows, N] f32; several W of one type and K in
 //           one launch (jobs). CODEC is a macro of the unit. Of experts: a block has an item (ExpertItem), up to as many rows
 //           of one expert as the kernel's name says; an item without rows is left at once.
-// Layout    A warp owns 32 output features (a tile) and every eighth part of K, in whole blocks; the 8 warps of a tile are
-//           summed through shared memory. A unit of 32 k is 2 x 4 instructions per 8 rows. Kernels with two tiles per block
-//           share the activations through L1; `gated` puts gate and up side by side.
+// Layout    A warp has one or two tiles of 32 output features and every eighth part of K, in whole blocks; a block's 8 warps are
+//           the parts of its tiles, summed through shared memory. A unit of 32 k is 2 x 4 instructions per tile and 8 rows.
+//           Two tiles, neighbours or of gate and up, take the activations from L1 once. Launch: linear_shape.h.
 // Bound     DRAM: N * K / block * block_bytes. Per unit and warp Q8_0 moves 1088 B = 592 cycles of a sub-partition's share
 //           of 900 GB/s at 1.53 GHz; the tensor cores need 64 cycles per 8 rows, so up to 64 rows fit.
-// Budget    rows8              256 threads, <= 80 registers, 8208 B shared
-// Budget    gated_rows8        512 threads, <= 96 registers, 16416 B shared
-// Budget    rows64             512 threads, <= 128 registers, 16416 B shared, <= 64 B stack
-// Budget    gated_rows64       512 threads, <= 128 registers, 16416 B shared, <= 64 B stack
-// Budget    *                  512 threads, <= 128 registers, 16416 B shared
+// Budget    rows8              256 threads, <= 80 registers, 8224 B shared, <= 8 B stack
+// Budget    rows32             256 threads, <= 172 registers, 16424 B shared, <= 112 B stack
+// Budget    gated_rows32       256 threads, <= 172 registers, 16424 B shared, <= 112 B stack
+// Budget    rows64             256 threads, <= 255 registers, 16424 B shared, <= 136 B stack
+// Budget    gated_rows64       256 threads, <= 255 registers, 16424 B shared, <= 136 B stack
+// Budget    *                  256 threads, <= 128 registers, 16424 B shared, <= 24 B stack
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 #include "linear.cuh"
+#include "linear_shape.h"
 
 namespace v100::cuda {
 
-constexpr int kParts = 8;  // of K: warps of a tile
+constexpr int kParts = kLinearThreads / kWarp;  // of K: 8
 
 // The units [begin, end) of a warp's part of K: whole blocks, as even as they go.
 template <class Codec>
@@ -29,159 +31,226 @@ __device__ __forceinline__ void part_of(int blocks, int part, int& begin, int& e
   end = blocks * (part + 1) / kParts * Codec::kUnits;
 }
 
-// Sums of a tile over a part of K, kTiles times 8 rows. kStage units are loaded together while those before are computed:
-// one group of loads per round, because SM70 has six scoreboards, and a wait on one that activations and weights to come
-// share waits for both. kStage 0: a unit is loaded when it is needed (64 rows: registers are short, and the tensor
-// instructions of the other three warps of a sub-partition take longer than a load).
-template <class Codec, int kTiles, int kStage>
-__device__ __forceinline__ void stream_tile(const uint16_t* panel, const uint8_t* records, int blocks, int part,
-                                            float (&sums)[kTiles][8]) {
-  constexpr int kUnits = kStage > 0 ? kStage : 1;  // of a round
-  static_assert(Codec::kUnits == 1 || Codec::kUnits % kUnits == 0,
-                "a round lies within a block or is one of small ones");
-  constexpr int64_t kRecord = 32 * Codec::kBytes;
+// Sums of a warp's tiles over its part of K, kTiles times 8 rows. kStage units of each tile are loaded together: one group of
+// loads per round, because SM70 has six scoreboards, and a wait on one that activations and weights to come share waits for
+// both. For few rows two rounds take turns, one on its way while the other is computed. From 32 rows on registers are short and
+// half a unit's products take longer than a load: the next unit comes into the registers of the one just decoded.
+template <class Codec, int kTiles, int kColumns, int kStage>
+__device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns],
+                                             int blocks, int part, float (&sums)[kColumns][kTiles][8]) {
+  constexpr bool kTakeTurns = kTiles < 4;
+  constexpr bool kPrefetches = Codec::kUnits > 1 && kColumns > 1 && kTiles > 1;  // measured: it pays for these
+  static_assert(Codec::kUnits == 1 || Codec::kUnits % (2 * kStage) == 0,
+                "two rounds lie within a block, or blocks are units");
+  static_assert(kTakeTurns || kStage == 1, "the next unit takes the place of this one");
   constexpr int kOctet = kTiles * kTileRows * 8;  // 8 values of all rows in the panel
   const int lane = lane_id();
   int begin, end;
   part_of<Codec>(blocks, part, begin, end);
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t)
+  for (int c = 0; c < kColumns; ++c)
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sums[t][i] = 0.0f;
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sums[c][t][i] = 0.0f;
+  if (begin == end) return;
 
   struct Round {
-    typename Codec::Header header;  // loaded with the first units of a block
-    typename Codec::Unit unit[kUnits];
+    typename Codec::Unit unit[kColumns][kStage];
+  };
+  const uint8_t* at[kColumns];  // what is loaded next
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+    at[c] = records[c] + static_cast<int64_t>(begin / Codec::kUnits) * (32 * Codec::kBytes);
+  typename Codec::Header header[kColumns];
+  const auto load_headers = [&](int behind) {  // `behind` bytes before what is loaded next
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) header[c] = Codec::load_header(at[c] - behind, lane);
   };
   const auto load = [&](Round& round, int first) {
-    const uint8_t* record = records + first / Codec::kUnits * kRecord;
-    if (first % Codec::kUnits == 0) round.header = Codec::load_header(record, lane);
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i)
-      if (Codec::kUnits > 1)
-        round.unit[i] = Codec::load_unit(record, first % Codec::kUnits + i, lane);
-      else if (i == 0 || first + i < end)
-        round.unit[i] = Codec::load_unit(record + i * kRecord, 0, lane);
+    for (int c = 0; c < kColumns; ++c) {
+      // The bytes of a unit after the one that is loaded here: what is between this head and those of the next unit, too.
+      const bool has_more = kPrefetches && first + 2 < end;
+      const int ahead = lane * (Codec::kUnitBytes / 32) + Codec::kUnitBytes;
+      if (first % Codec::kUnits == 0) {
+        if (has_more && Codec::kHeadBytes > 0) prefetch(at[c] + ahead);
+        at[c] += Codec::kHeadBytes;
+      }
+      if (has_more) prefetch(at[c] + ahead);
+#pragma unroll
+      for (int i = 0; i < kStage; ++i)
+        if (Codec::kUnits > 1 || i == 0 || first + i < end)
+          round.unit[c][i] = Codec::load_unit(at[c] + i * Codec::kUnitBytes, lane);
+      at[c] += kStage * Codec::kUnitBytes;
+    }
   };
-
-  Round next;
-  if (kStage > 0 && begin < end) load(next, begin);
   const uint16_t* x = panel + static_cast<int64_t>(begin) * (kUnitValues / 8 * kOctet) + row_of_a(lane) * 8;
-#pragma unroll 1
-  for (int first = begin; first < end; first += kUnits) {
-    if (kStage == 0) load(next, first);
-    const Round now = next;
-    if (kStage > 0 && first + kUnits < end) load(next, first + kUnits);
+  const auto compute = [&](Round& round, int first) {
+    if (first % Codec::kUnits == 0) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
+      for (int c = 0; c < kColumns; ++c) Codec::begin_block(header[c]);
+    }
+#pragma unroll
+    for (int i = 0; i < kStage; ++i) {
       if (Codec::kUnits == 1 && i > 0 && first + i >= end) break;
+      const int index = kStage % 2 == 0 && Codec::kUnits > 1 ? first % Codec::kUnits + i : (first + i) % Codec::kUnits;
       for_each<2>([&]<int g>() {
-        uint32_t w[8];
-        Codec::template decode<g>(now.header, now.unit[i], first % Codec::kUnits + i, w);
+        uint32_t w[kColumns][8];
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-          const uint16_t* a = x + (4 * i + 2 * g) * kOctet + t * (kTileRows * 8);
-          const uint4 a0 = cached_16(a), a1 = cached_16(a + kOctet);
-          mma_8x32x4(sums[t], a0.x, a0.y, w[0], w[1]);
-          mma_8x32x4(sums[t], a0.z, a0.w, w[2], w[3]);
-          mma_8x32x4(sums[t], a1.x, a1.y, w[4], w[5]);
-          mma_8x32x4(sums[t], a1.z, a1.w, w[6], w[7]);
+        for (int c = 0; c < kColumns; ++c) {
+          Codec::template decode<g>(header[c], round.unit[c][i], index, w[c]);
+          if (g == 1) Codec::end_unit(header[c], index);
         }
+        if (!kTakeTurns && g == 1 && first + kStage < end) load(round, first + kStage);
+        // The header has said what it had to: the next block's takes its place. The round to come is that block's first.
+        if (Codec::kUnits > 1 && g == 1 && i == kStage - 1 && index == Codec::kUnits - 1 && first + kStage < end)
+          load_headers(Codec::kHeadBytes + kStage * Codec::kUnitBytes);
+#pragma unroll
+        for (int o = 0; o < 2; ++o)
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            const uint4 a = cached_16(x + (4 * i + 2 * g + o) * kOctet + t * (kTileRows * 8));
+#pragma unroll
+            for (int c = 0; c < kColumns; ++c) {
+              mma_8x32x4(sums[c][t], a.x, a.y, w[c][4 * o], w[c][4 * o + 1]);
+              mma_8x32x4(sums[c][t], a.z, a.w, w[c][4 * o + 2], w[c][4 * o + 3]);
+            }
+          }
       });
     }
-    x += kUnits * (kUnitValues / 8) * kOctet;
+    x += kStage * (kUnitValues / 8) * kOctet;
+  };
+
+  load_headers(0);
+  if constexpr (kTakeTurns) {
+    Round even, odd;
+    load(even, begin);
+#pragma unroll 1
+    for (int first = begin; first < end; first += 2 * kStage) {
+      const bool has_odd = Codec::kUnits > 1 || first + kStage < end;
+      if (has_odd) load(odd, first + kStage);
+      compute(even, first);
+      if (first + 2 * kStage < end) load(even, first + 2 * kStage);
+      if (has_odd) compute(odd, first + kStage);
+    }
+  } else {
+    Round round;
+    load(round, begin);
+#pragma unroll 1
+    for (int first = begin; first < end; ++first) compute(round, first);
   }
 }
 
 // A tile: features from `feature` on, rows first, ..., first + rows - 1 of the launch's, or of its slots by expert.
 struct Work {
-  int feature, first, rows;
+  int job, feature, first, rows;
   float scale;  // of the matrix
 };
 
-// kColumns tiles per block, 8 warps each.
+// A block's 8 warps are the parts of K of kColumns tiles: neighbours, or of gate and up.
 template <class Codec, int kTiles, int kColumns, int kStage, bool kGated>
 __device__ __forceinline__ void linear(const LinearParams& p) {
   __shared__ float partial[kColumns][kParts][kTileRows * kTileColumns];
   __shared__ Work work[kColumns];
-  const int column = warp_id() / kParts, part = warp_id() % kParts;
-  const int tile = kGated ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) * kColumns + column;
-  const bool is_there = kGated || tile < p.tiles;
-  const LinearJob& job = p.job[kGated ? column : is_there ? job_of(p, tile) : 0];
-  const int tile_of_job = kGated ? tile : tile - job.first_tile;
+  const int part = warp_id();
   const int blocks = p.in_features / Codec::kValues;
+  const int first_tile = static_cast<int>(blockIdx.x) * (kGated ? 1 : kColumns);
 
-  const uint8_t* weight = job.weight;
   const uint16_t* panel = p.panel;
-  Work mine = {tile_of_job * kTileColumns, 0, p.rows, job.scale};
+  const uint8_t* records[kColumns];
+  bool has_weights = true;
+  ExpertItem item = {0, 0, p.rows};
   if (p.items != nullptr) {
-    const ExpertItem item = p.items[blockIdx.y];
+    item = p.items[blockIdx.y];
     if (item.rows == 0) return;  // all threads
-    const ExpertWeight expert = job.experts[item.expert];
-    weight = expert.weight;
     panel += static_cast<int64_t>(blockIdx.y) * p.in_features * (kTiles * kTileRows);
-    mine.first = item.first, mine.rows = item.rows, mine.scale = expert.scale;
   }
-  if (threadIdx.x % (kParts * kWarp) == 0) work[column] = mine;  // not in registers: it is not needed in the loop
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const int tile = kGated ? first_tile : min(first_tile + c, p.tiles - 1);  // one too many is computed, not stored
+    const int index = kGated ? c : job_of(p, tile);
+    const LinearJob& job = p.job[index];
+    const int tile_of_job = kGated ? tile : tile - job.first_tile;
+    const uint8_t* weight = job.weight;
+    Work mine = {index, tile_of_job * kTileColumns, item.first, item.rows, job.scale};
+    if (p.items != nullptr) {
+      const ExpertWeight expert = job.experts[item.expert];
+      weight = expert.weight;
+      mine.scale = expert.scale;
+    }
+    if (!kGated && first_tile + c >= p.tiles) mine.feature = job.out_features;
+    if (threadIdx.x == 0) work[c] = mine;  // not in registers: it is not needed in the loop
+    has_weights = has_weights && weight != nullptr;
+    records[c] = weight + static_cast<int64_t>(tile_of_job) * blocks * (32 * Codec::kBytes);
+  }
 
-  float sums[kTiles][8];
-  const uint8_t* records = weight + static_cast<int64_t>(tile_of_job) * blocks * (32 * Codec::kBytes);
-  if (is_there) stream_tile<Codec, kTiles, kStage>(panel, records, weight != nullptr ? blocks : 0, part, sums);
+  float sums[kColumns][kTiles][8];
+  stream_tiles<Codec, kTiles, kColumns, kStage>(panel, records, has_weights ? blocks : 0, part, sums);
 
-  // One output per thread and tile: thread i of a column's 256 has row i / 32, feature i % 32.
-  const int output = static_cast<int>(threadIdx.x) % (kParts * kWarp);
+  // One output of each column per thread and 8 rows: thread i has row i / 32, feature i % 32.
+  const int output = static_cast<int>(threadIdx.x);
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
     const int row = t * kTileRows + output / kTileColumns;
-    if (t > 0 && t * kTileRows >= work[column].rows) break;  // the same for all threads
+    if (t > 0 && t * kTileRows >= work[0].rows) break;  // the same for all threads
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      partial[column][part][row_of_c(lane_id(), i) * kTileColumns + column_of_c(lane_id(), i)] = sums[t][i];
+    for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        partial[c][part][row_of_c(lane_id(), i) * kTileColumns + column_of_c(lane_id(), i)] = sums[c][t][i];
     __syncthreads();  // the parts, and `work`, written above are read below
-    const int feature = work[column].feature + output % kTileColumns;
-    float y = 0.0f;
+    float y[kColumns];
 #pragma unroll
-    for (int s = 0; s < kParts; ++s) y += partial[column][s][output];
-    const bool is_output = is_there && row < work[column].rows && feature < job.out_features;
-    if (is_output)
-      y = output_of(job, work[column].scale, y, p.row_scale[work[column].first + row],
-                    job.bias != nullptr ? job.bias[feature] : 0.0f);
-    __syncthreads();  // all sums are read before the next tile's, or the up values, take their place
-    if (kGated) {
-      if (column == 1) partial[1][0][output] = y;
-      __syncthreads();  // the up values written above are read below
-      if (column == 0) y = activate(p.activation, y) * partial[1][0][output];
-      __syncthreads();  // they are read before the next tile's take their place
-      if (column == 1) continue;
+    for (int c = 0; c < kColumns; ++c) {
+      y[c] = 0.0f;
+#pragma unroll
+      for (int s = 0; s < kParts; ++s) y[c] += partial[c][s][output];
     }
-    if (is_output) {
-      const int slot = p.items != nullptr ? p.order[work[column].first + row] : row;
+    __syncthreads();  // all sums are read before the next rows' take their place
+    if (row >= work[0].rows) continue;
+    const int slot = p.items != nullptr ? p.order[work[0].first + row] : row;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const LinearJob& job = p.job[kGated ? c : work[c].job];
+      const int feature = work[c].feature + output % kTileColumns;
+      const bool is_output = feature < job.out_features;
+      if (is_output)
+        y[c] = output_of(job, work[c].scale, y[c], p.row_scale[work[c].first + row],
+                         job.bias != nullptr ? job.bias[feature] : 0.0f);
+      if (kGated || !is_output) continue;
       float* to = job.y + static_cast<int64_t>(slot) * job.out_features + feature;
-      *to = job.adds ? *to + y : y;
+      *to = job.adds ? *to + y[c] : y[c];
+    }
+    if constexpr (kGated) {
+      const int feature = work[0].feature + output % kTileColumns;
+      if (feature >= p.job[0].out_features) continue;
+      const float gated = activate(p.activation, y[0]) * y[1];
+      float* to = p.job[0].y + static_cast<int64_t>(slot) * p.job[0].out_features + feature;
+      *to = p.job[0].adds ? *to + gated : gated;
     }
   }
 }
 
-#define V100_LINEAR(name, tiles, columns, stage, gated, blocks)                                         \
-  extern "C" __global__ void __launch_bounds__(columns * kParts * kWarp, blocks) name(LinearParams p) { \
-    linear<CODEC, tiles, columns, stage, gated>(p);                                                     \
+#define V100_LINEAR(name, rows, stage, gated, blocks)                                         \
+  extern "C" __global__ void __launch_bounds__(kLinearThreads, blocks) name(LinearParams p) { \
+    linear<CODEC, rows / kTileRows, gated ? 2 : linear_tiles(rows), stage, gated>(p);         \
   }
 
-// Units of a round: about as many bytes in flight for every type.
+// Units of a round for 8 rows: about as many bytes in flight for every type. Wide ones leave registers for one block only.
 constexpr int kUnitBytes = CODEC::kBytes / CODEC::kUnits;
-constexpr bool kIsWide = kUnitBytes >= 64;
-constexpr bool kIsSmall = kUnitBytes <= (CODEC::kUnits == 1 ? 18 : 10);
-constexpr int kStage8 = kUnitBytes >= 34 ? 1 : kIsSmall ? 4 : 2;
-constexpr int kStage16 = kUnitBytes >= 64 ? 1 : kIsSmall ? 4 : 2;
-constexpr int kStage32 = kUnitBytes >= 34 || CODEC::kUnits > 1 ? 1 : 2;
+constexpr int kMostStage = CODEC::kUnits == 1 ? 4 : CODEC::kUnits / 2;
+constexpr int kGoodStage = kUnitBytes >= 34 ? 1 : kUnitBytes <= (CODEC::kUnits == 1 ? 18 : 10) ? 4 : 2;
+constexpr int kStage8 = kGoodStage < kMostStage ? kGoodStage : kMostStage;
+constexpr int kBlocks32 = kUnitBytes >= 64 ? 1 : 2;
 
-V100_LINEAR(rows8, 1, 1, kStage8, false, 3)
-V100_LINEAR(rows16, 2, 2, kStage16, false, 1)
-V100_LINEAR(rows32, 4, 2, kStage32, false, 1)
-V100_LINEAR(rows64, 8, 2, 0, false, 1)
-V100_LINEAR(gated_rows8, 1, 2, kUnitBytes >= 22 ? 1 : 2, true, kIsWide ? 1 : 2)
-V100_LINEAR(gated_rows16, 2, 2, kStage16, true, 1)
-V100_LINEAR(gated_rows32, 4, 2, kStage32, true, 1)
-V100_LINEAR(gated_rows64, 8, 2, 0, true, 1)
+V100_LINEAR(rows8, 8, kStage8, false, 3)
+V100_LINEAR(rows16, 16, 1, false, 2)
+V100_LINEAR(rows32, 32, 1, false, kBlocks32)
+V100_LINEAR(rows64, 64, 1, false, 1)
+V100_LINEAR(gated_rows8, 8, 1, true, 2)
+V100_LINEAR(gated_rows16, 16, 1, true, 2)
+V100_LINEAR(gated_rows32, 32, 1, true, kBlocks32)
+V100_LINEAR(gated_rows64, 64, 1, true, 1)
 
 }  // namespace v100::cuda

@@ -2,7 +2,7 @@
 //
 // Shapes    W [N, K] as records (codecs.cuh), x as an f16 panel, y [rows, N] f32; several W of one type and K in one launch
 //           (jobs), or gate and up. The panel has 8-row tiles up to a multiple of kPromptRows (PanelParams). CODEC is a macro
-//           of the unit.
+//           of the unit. Of experts: a row of the grid has an item (ExpertItem) of up to a tile's rows of one expert.
 // Layout    A block computes 128 rows x 256 columns (`wide`) or 64 x 128 (`narrow`, where wide tiles would leave SMs idle),
 //           its warps 64 x 64 or 32 x 64. 32 k are a step. Each warp decodes one record's unit of 32 features for the next
 //           step into shared memory, beside the next step's activations: [octet of k][row or column] of 16 bytes, so stores
@@ -16,7 +16,7 @@
 // Numerics  Weights and activations as in linear.cu. A sum runs over all k in ascending order, four at a time, for any tile and
 //           any number of rows: a row's bits depend on the row and the weights only. linear.cu cuts K into 8 parts, so its bits
 //           differ from these by rounding of the sums.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 #include "linear.cuh"
 #include "linear_prompt_shape.h"
 
@@ -49,31 +49,38 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
 
   // The block's tile. Rows beyond the last are zeros of the panel; columns beyond the last repeat it and are not stored.
   constexpr int kJobTiles = kGated ? Shape::kUnits / 2 : Shape::kUnits;  // tiles of 32 features of a job
-  const int row_tiles = (p.rows + Shape::kRows - 1) / Shape::kRows,
+  const bool of_experts = p.items != nullptr;
+  const ExpertItem item = of_experts ? p.items[blockIdx.y] : ExpertItem{0, 0, p.rows};
+  if (item.rows == 0) return;  // all threads
+  const int row_tiles = of_experts ? 1 : (p.rows + Shape::kRows - 1) / Shape::kRows,
             column_tiles = (p.tiles + kJobTiles - 1) / kJobTiles;
   const int group = static_cast<int>(blockIdx.x) / (kRowTileGroup * column_tiles);
   const int within = static_cast<int>(blockIdx.x) - group * (kRowTileGroup * column_tiles);
   const int group_rows = min(kRowTileGroup, row_tiles - group * kRowTileGroup);
   const int first_row = (group * kRowTileGroup + within % group_rows) * Shape::kRows;
   const int first_tile = within / group_rows * kJobTiles;
-  const int64_t panel_rows = (p.rows + kPromptRows - 1) / kPromptRows * kPromptRows;
+  const int64_t panel_rows = of_experts ? Shape::kRows : (p.rows + kPromptRows - 1) / kPromptRows * kPromptRows;
 
   // What this warp decodes and this thread copies.
   const int my_tile = min(first_tile + (kGated ? warp / 2 : warp), p.tiles - 1);
   const int my_job = kGated ? warp % 2 : job_of(p, my_tile);
   constexpr int64_t kRecord = 32 * Codec::kBytes;
-  const uint8_t* record =
-      p.job[my_job].weight + (my_tile - p.job[my_job].first_tile) * (p.in_features / Codec::kValues * kRecord);
+  const uint8_t* weight = of_experts ? p.job[my_job].experts[item.expert].weight : p.job[my_job].weight;
+  const uint8_t* at = weight + (my_tile - p.job[my_job].first_tile) * (p.in_features / Codec::kValues * kRecord);
   const uint4* input = reinterpret_cast<const uint4*>(p.panel) + first_row;
+  if (of_experts) input += static_cast<int64_t>(blockIdx.y) * (p.in_features / 8) * Shape::kRows;
 
   typename Codec::Header header;
   typename Codec::Unit unit;
   uint4 rows[Shape::kInputs];
   const auto load = [&](int step) {
     const int index = step % Codec::kUnits;
-    if (index == 0) header = Codec::load_header(record, lane);
-    unit = Codec::load_unit(record, index, lane);
-    if (index == Codec::kUnits - 1) record += kRecord;
+    if (index == 0) {
+      header = Codec::load_header(at, lane);
+      at += Codec::kHeadBytes;
+    }
+    unit = Codec::load_unit(at, lane);
+    at += Codec::kUnitBytes;
 #pragma unroll
     for (int i = 0; i < Shape::kInputs; ++i) {
       const int chunk = static_cast<int>(threadIdx.x) + i * Shape::kThreads;
@@ -85,12 +92,15 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
 #pragma unroll
     for (int i = 0; i < Shape::kInputs; ++i) to[static_cast<int>(threadIdx.x) + i * Shape::kThreads] = rows[i];
     to += kOctets * Shape::kRows + 32 * warp + lane;
+    const int index = step % Codec::kUnits;
+    if (index == 0) Codec::begin_block(header);
     for_each<2>([&]<int g>() {
       uint32_t w[8];
-      Codec::template decode<g>(header, unit, step % Codec::kUnits, w);
+      Codec::template decode<g>(header, unit, index, w);
       to[2 * g * Shape::kColumns] = make_uint4(w[0], w[1], w[2], w[3]);
       to[(2 * g + 1) * Shape::kColumns] = make_uint4(w[4], w[5], w[6], w[7]);
     });
+    Codec::end_unit(header, index);
   };
 
   const int warp_row = warp / Shape::kColumnWarps * Shape::kWarpRows,
@@ -128,9 +138,11 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
       for (int j = 0; j < Shape::kColumnSteps; ++j) mma_16x16x4(sums[i][j], f.a[i].z, f.a[i].w, f.b[j].z, f.b[j].w);
   };
 
-  const int steps = p.in_features / kUnitValues;
-  load(0);
-  store(0);
+  const int steps = weight != nullptr ? p.in_features / kUnitValues : 0;  // an expert that is not here gives zeros
+  if (steps > 0) {
+    load(0);
+    store(0);
+  }
   if (steps > 1) load(1);
   __syncthreads();  // the chunks stored above are read below
 #pragma unroll 1
@@ -159,6 +171,9 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
   const int right_feature = (tile + (kGated ? 0 : 1) - right.first_tile) * 32 + lane;
   const bool has_left = tile < p.tiles && left_feature < left.out_features;
   const bool has_right = kGated ? has_left : tile + 1 < p.tiles && right_feature < right.out_features;
+  const int rows_of_block = item.rows, first_slot = item.first;
+  const float left_scale = of_experts ? left.experts[item.expert].scale : left.scale;
+  const float right_scale = of_experts ? right.experts[item.expert].scale : right.scale;
   const float left_bias = has_left && left.bias != nullptr ? left.bias[left_feature] : 0.0f;
   const float right_bias = has_right && right.bias != nullptr ? right.bias[right_feature] : 0.0f;
 #pragma unroll
@@ -170,21 +185,22 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
         *reinterpret_cast<float2*>(&staged[row_of_square_c(lane, k) * kStride + 16 * j + column_of_square_c(lane, k)]) =
             make_float2(sums[i][j][k], sums[i][j][k + 1]);
     __syncwarp();  // the sums staged above are read below
-    const int rows_here = min(16, p.rows - (first_row + warp_row + 16 * i));
+    const int rows_here = min(16, rows_of_block - (first_row + warp_row + 16 * i));
 #pragma unroll 1
     for (int r = 0; r < rows_here; ++r) {
       const int row = first_row + warp_row + 16 * i + r;
-      const float row_scale = p.row_scale[row];
+      const float row_scale = p.row_scale[first_slot + row];
+      const int to_row = of_experts ? p.order[first_slot + row] : row;
       // A column of the chunks is the lane that decoded it.
-      float y = output_of(left, left.scale, staged[r * kStride + lane_of_column(lane)], row_scale, left_bias);
-      float up = output_of(right, right.scale, staged[r * kStride + 32 + lane_of_column(lane)], row_scale, right_bias);
+      float y = output_of(left, left_scale, staged[r * kStride + lane_of_column(lane)], row_scale, left_bias);
+      float up = output_of(right, right_scale, staged[r * kStride + 32 + lane_of_column(lane)], row_scale, right_bias);
       if (kGated) y = activate(p.activation, y) * up;
       if (has_left) {
-        float* to = left.y + static_cast<int64_t>(row) * left.out_features + left_feature;
+        float* to = left.y + static_cast<int64_t>(to_row) * left.out_features + left_feature;
         *to = left.adds ? *to + y : y;
       }
       if (!kGated && has_right) {
-        float* to = right.y + static_cast<int64_t>(row) * right.out_features + right_feature;
+        float* to = right.y + static_cast<int64_t>(to_row) * right.out_features + right_feature;
         *to = right.adds ? *to + up : up;
       }
     }

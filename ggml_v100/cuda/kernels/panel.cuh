@@ -16,7 +16,9 @@ __device__ __forceinline__ void panel_row(const float* x, int features, int tile
   __shared__ float largest[kPanelThreads / kWarp];
   float most = 0.0f;
   if (x != nullptr)
-    for (int i = threadIdx.x; i < features; i += kPanelThreads) most = fmaxf(most, fabsf(x[i]));
+    in_batches<8>(
+        threadIdx.x, kPanelThreads, features, [&](int i) { return x[i]; },
+        [&](int, float value) { most = fmaxf(most, fabsf(value)); });
   most = warp_max(most);
   if (lane_id() == 0) largest[warp_id()] = most;
   __syncthreads();  // maxima written above are read below
@@ -29,18 +31,17 @@ __device__ __forceinline__ void panel_row(const float* x, int features, int tile
   const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
   if (x != nullptr && threadIdx.x == 0) *row_scale = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
 
-  for (int octet = threadIdx.x; octet < features / 8; octet += kPanelThreads) {
-    uint4 packed = {0, 0, 0, 0};
-    if (x != nullptr) {
-      const float4 a = reinterpret_cast<const float4*>(x)[2 * octet],
-                   b = reinterpret_cast<const float4*>(x)[2 * octet + 1];
-      const __half2 pairs[4] = {
-          __floats2half2_rn(a.x * scale, a.y * scale), __floats2half2_rn(a.z * scale, a.w * scale),
-          __floats2half2_rn(b.x * scale, b.y * scale), __floats2half2_rn(b.z * scale, b.w * scale)};
-      packed = *reinterpret_cast<const uint4*>(pairs);
-    }
+  const auto octet_of = [&](int octet) {
+    if (x == nullptr) return uint4{0, 0, 0, 0};
+    const float4 a = reinterpret_cast<const float4*>(x)[2 * octet],
+                 b = reinterpret_cast<const float4*>(x)[2 * octet + 1];
+    const __half2 pairs[4] = {__floats2half2_rn(a.x * scale, a.y * scale), __floats2half2_rn(a.z * scale, a.w * scale),
+                              __floats2half2_rn(b.x * scale, b.y * scale), __floats2half2_rn(b.z * scale, b.w * scale)};
+    return *reinterpret_cast<const uint4*>(pairs);
+  };
+  in_batches<3>(threadIdx.x, kPanelThreads, features / 8, octet_of, [&](int octet, uint4 packed) {
     *reinterpret_cast<uint4*>(panel + (static_cast<int64_t>(octet) * tiles * 8 + row) * 8) = packed;
-  }
+  });
 }
 
 }  // namespace v100::cuda

@@ -401,6 +401,8 @@ struct ChooseBlocksParams {
   int32_t rows, score_stride, block, most;
 };
 
+// Caches with q4_1, q5_0 or q5_1 on either side: units whose names end in _counted, for heads of 64, 128 and 256 features, with
+// attention_decode_16_counted and _64_counted, attention_prompt; attention_combine is that of the plain unit.
 // The rows of a sequence are adjacent: first_row[s] to first_row[s + 1].
 struct AttentionParams {
   const float* q;             // [rows, heads * head_dim]
@@ -519,6 +521,32 @@ struct EmbedParams {
   float* y;               // [rows, features]
   int32_t rows, features;
   int32_t exponent;  // y is 2^exponent, -126 to 126, times what the table says; 0 but for BF16
+};
+
+// Where a row's first NaN or +infinity stands. Grid (any, rows), 256 threads.
+struct FindFlawsParams {
+  const float* logits;  // [rows, n]
+  int32_t* first;       // [rows], at least n before (memory set to 0x7f bytes), and after where there is none
+  int32_t n;
+};
+
+// Grid (any, rows), 256 threads.
+struct MaskLogitsParams {
+  float* logits;           // [rows, n], in place: -infinity where the token's bit is not set
+  const uint32_t* masks;   // [masks, (n + 31) / 32]: token t is bit t % 32 of word t / 32
+  const int32_t* mask_of;  // [rows], -1: none
+  int32_t n;
+};
+
+// Biases, then penalties on the listed tokens of each row. Grid (rows), 256 threads.
+struct SteerLogitsParams {
+  float* logits;               // [rows, n], in place
+  const int32_t* first_token;  // [rows + 1]: the row's stretch of the lists
+  const int32_t* tokens;       // each once in a row
+  const float* biases;         // added; 0 where there is none
+  const int32_t* counts;       // in the window of penalties; 0: no penalty
+  const float* penalties;      // [rows, 3]: repeat, frequency, presence; 1, 0, 0: none
+  int32_t n;
 };
 
 // One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.

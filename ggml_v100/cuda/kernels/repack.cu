@@ -4,9 +4,9 @@
 //           BF16 becomes F16, times a power of two; largest_BF16 finds which (bf16_exponent in params.h).
 // Bound     Uncoalesced bytes through L1, about a tenth of DRAM's rate: far above what a disk or PCIe delivers.
 // Budget    largest_BF16       256 threads, <= 40 registers, 32 B shared
-// Budget    *                  256 threads, <= 64 registers
+// Budget    *                  256 threads, <= 64 registers, <= 16 B stack
 // Numerics  Codes and scales as they are. BF16: exact down to 2^-31 of the matrix's largest value, then to f16, nearest even.
-#include "codecs.cuh"
+#include "codebook_codecs.cuh"
 
 namespace v100::cuda {
 
@@ -39,6 +39,17 @@ V100_REPACK(Q6_K)
 V100_REPACK(IQ4_NL)
 V100_REPACK(IQ4_XS)
 V100_REPACK(MXFP4)
+V100_REPACK(IQ2_XXS)
+V100_REPACK(IQ2_XS)
+V100_REPACK(IQ2_S)
+V100_REPACK(IQ3_XXS)
+V100_REPACK(IQ3_S)
+V100_REPACK(IQ1_S)
+V100_REPACK(IQ1_M)
+V100_REPACK(NVFP4)
+V100_REPACK(Q1_0)
+V100_REPACK(Q2_0)
+V100_REPACK(TQ2_0)
 
 // 32 values to a thread, as a block of F16 is.
 extern "C" __global__ void __launch_bounds__(kThreads) repack_BF16(RepackParams p) {

@@ -16,25 +16,28 @@ __device__ __forceinline__ void rms_norm_row(const RmsNormParams& p, int row) {
   const int64_t start = static_cast<int64_t>(row) * p.features;
   float* x = const_cast<float*>(p.x) + start;
   float squares = 0.0f;
-  for (int i = threadIdx.x; i < p.features; i += kRowThreads) {
-    float value = x[i];
-    if (p.added != nullptr) {
-      value += p.added[start + i];
-      x[i] = value;
-    }
-    squares = fmaf(value, value, squares);
-  }
+  in_batches<8>(
+      threadIdx.x, kRowThreads, p.features,
+      [&](int i) { return p.added != nullptr ? x[i] + p.added[start + i] : x[i]; },
+      [&](int i, float value) {
+        if (p.added != nullptr) x[i] = value;
+        squares = fmaf(value, value, squares);
+      });
   const float mean = block_sum<kRowThreads / kWarp>(squares, sums) / static_cast<float>(p.features);
   const float scale = 1.0f / sqrtf(mean + p.eps);
   // A thread reads back what it wrote itself: no barrier is needed.
-  for (int i = threadIdx.x; i < p.features; i += kRowThreads) p.y[start + i] = x[i] * scale * p.weight[i];
+  in_batches<8>(
+      threadIdx.x, kRowThreads, p.features, [&](int i) { return x[i] * scale * p.weight[i]; },
+      [&](int i, float value) { p.y[start + i] = value; });
 }
 
 // What follows is done by a warp. `item` is a head: row * heads + head.
 
 __device__ __forceinline__ float head_scale(const float* head, int32_t head_dim, float eps) {
   float squares = 0.0f;
-  for (int i = lane_id(); i < head_dim; i += kWarp) squares = fmaf(head[i], head[i], squares);
+  in_batches<4>(
+      lane_id(), kWarp, head_dim, [&](int i) { return head[i]; },
+      [&](int, float value) { squares = fmaf(value, value, squares); });
   return 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + eps);
 }
 
@@ -53,17 +56,22 @@ __device__ __forceinline__ void norm_rope_head(const NormRopeParams& p, int64_t 
     head[j] = fmaf(a, s, b * c);
   }
   if (norm)  // features after the rotated ones
-    for (int i = 2 * p.pairs + lane_id(); i < p.head_dim; i += kWarp) head[i] = head[i] * scale * p.weight[i];
+    in_batches<4>(
+        2 * p.pairs + lane_id(), kWarp, p.head_dim, [&](int i) { return head[i] * scale * p.weight[i]; },
+        [&](int i, float value) { head[i] = value; });
 }
 
 __device__ __forceinline__ void norm_gate_head(const NormGateParams& p, int64_t item) {
   float* head = p.x + item * p.head_dim;
   const float* gate = p.gate + item * p.head_dim;
   const float scale = head_scale(head, p.head_dim, p.eps);
-  for (int i = lane_id(); i < p.head_dim; i += kWarp) {
-    const float open = p.function == 0 ? silu_f32(gate[i]) : sigmoid_f32(gate[i]);
-    head[i] = head[i] * scale * p.weight[i] * open;
-  }
+  in_batches<4>(
+      lane_id(), kWarp, p.head_dim,
+      [&](int i) {
+        const float open = p.function == 0 ? silu_f32(gate[i]) : sigmoid_f32(gate[i]);
+        return head[i] * scale * p.weight[i] * open;
+      },
+      [&](int i, float value) { head[i] = value; });
 }
 
 }  // namespace v100::cuda

@@ -40,7 +40,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) apply_gate_panel(ApplyGat
   if (row < gate.rows) {
     float* x = gate.x + static_cast<int64_t>(row) * gate.features;
     const float* gates = gate.gate + static_cast<int64_t>(row) * gate.gates;
-    for (int i = threadIdx.x; i < gate.features; i += kThreads) x[i] *= sigmoid_f32(gates[i / width]);
+    in_batches<8>(
+        threadIdx.x, kThreads, gate.features, [&](int i) { return x[i] * sigmoid_f32(gates[i / width]); },
+        [&](int i, float value) { x[i] = value; });
   }
   leave_panel(p.out, gate.x, gate.rows, gate.features);
 }

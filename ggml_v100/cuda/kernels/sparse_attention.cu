@@ -10,8 +10,8 @@
 //           row and 2 kv heads has 18 blocks: two or three latencies of memory, some 10 us.
 // Shared    sparse_shared_bytes (params.h), dynamic: 36 KB for 32 heads of 256 features.
 // Budget    sparse_attention_8   256 threads, <= 128 registers
-// Budget    sparse_attention_16  256 threads, <= 128 registers
-// Budget    sparse_attention_32  256 threads, <= 192 registers
+// Budget    sparse_attention_16  256 threads, <= 128 registers, <= 32 B stack
+// Budget    sparse_attention_32  256 threads, <= 224 registers
 // Budget    sparse_combine       256 threads, <= 40 registers
 // Numerics  attention.cuh, stretches in order; partitions are brought to the largest score of all and added in order.
 #include "attention.cuh"
@@ -118,7 +118,7 @@ struct SparseAttention {
 #pragma unroll
         for (int i = 0; i < 8; ++i) s[t][i] = 0.0f;
       if (stretch * kStretchQuads + warp_id() * kUnitQuads < seen.count)
-        with_kv_type(p.cache.type_k, [&]<class Strip>() { add_scores<Strip>(turn, s); });
+        with_kv_type<true>(p.cache.type_k, [&]<class Strip>() { add_scores<Strip>(turn, s); });
       find_largest(turn, s);
       __syncthreads();  // the largest scores are read below; weights and quads of the stretch before are done with
       if (stretch + 1 < end) find_quads(stretch + 1, turn ^ 1);
@@ -134,7 +134,7 @@ struct SparseAttention {
       if (part() < parts) {
         rescale();
         const int units = min(kPageTiles, (seen.count - stretch * kStretchQuads + kUnitQuads - 1) / kUnitQuads);
-        with_kv_type(p.cache.type_v, [&]<class Strip>() { add_values<Strip>(turn, units); });
+        with_kv_type<true>(p.cache.type_v, [&]<class Strip>() { add_values<Strip>(turn, units); });
       }
     }
     merge_parts();
@@ -178,32 +178,36 @@ struct SparseAttention {
   template <class Strip>
   __device__ __forceinline__ void add_scores(int turn, float (&s)[kTiles][8]) const {
     constexpr bool kScaled = Strip::kType != kKvF16;
-    constexpr int kStrip = kv_strip_bytes(Strip::kType);
-    const int lane = lane_id(), column = column_of_lane(lane);
+    const int32_t type = type_of<Strip>(p.cache.type_k);
+    const int lane = lane_id(), column = column_of_lane(lane), strip_bytes = kv_strip_bytes(type);
     const Quad& quad = shared.quads[turn][warp_id() * kUnitQuads + column / kQuadTokens];
     const int token = quad.token + column % kQuadTokens, tile = token / kStripValues;
     const int owner = lane_of_column(token % kStripValues);
     const uint8_t* keys = quad.page + static_cast<int64_t>(kv_head) * kv_key_bytes(p.cache);
-    const uint8_t* from = keys + tile * blocks * kStrip + owner * 16;
+    const uint8_t* from = keys + tile * blocks * strip_bytes + owner * 16;
     const uint16_t* scales =
-        reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(Strip::kType, head_dim)) + tile * blocks * kWarp + owner;
+        reinterpret_cast<const uint16_t*>(keys + kv_code_bytes(type, head_dim)) + tile * blocks * kWarp + owner;
     const uint16_t* a = queries + row_of_a(lane) * 8;
     Strip strip;
-    load_strip(strip, from);
+    load_strip(strip, from, owner, type);
     uint32_t next_scale = kScaled ? stream_2(scales) : 0;
 #pragma unroll 1
     for (int block = 0; block < blocks; ++block, a += 4 * kOctet) {
       const __half2 scale = low_twice(next_scale);
+      __half2 minimum = scale;
+      if constexpr (Strip::kHasMinimum)
+        minimum =
+            kv_has_minimum(type) ? low_twice(stream_2(scales + kv_scale_bytes(head_dim) / 2)) : q5_0_minimum(scale);
       const bool has_next = block + 1 < blocks;
-      from += kStrip, scales += kWarp;
+      from += strip_bytes, scales += kWarp;
       if (kScaled && has_next) next_scale = stream_2(scales);
       for_each<4>([&]<int octet>() {
         uint32_t w[4];
         strip.template decode<octet>(w);
-        if (has_next) refill<octet>(strip, from);
+        if (has_next) refill<octet>(strip, from, owner, type);
         if (kScaled) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) w[i] = as_bits(__hmul2(as_half2(w[i]), scale));
+          for (int i = 0; i < 4; ++i) w[i] = scaled<Strip>(w[i], scale, minimum);
         }
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
@@ -280,12 +284,16 @@ struct SparseAttention {
       for (int i = 0; i < 8; ++i) y[t][i] = __fmul_rn(y[t][i], shared.rescale[t * kTileRows + row_of_c(lane_id(), i)]);
   }
 
-  // The values of a quad of a lane's feature, unscaled, as two pairs. `from` is the lane's place in the strip.
+  // The values of a quad of a lane's feature, packed. `from` is the lane's place in the strip.
   template <class Strip>
-  __device__ __forceinline__ static uint2 load_quad(const uint8_t* from, int within) {
+  __device__ __forceinline__ static uint2 load_quad(const uint8_t* from, int within, int32_t type) {
     if (Strip::kType == kKvF16) return stream_8(from + within / 8 * 512 + within % 8 * 2);
     if (Strip::kType == kKvQ8_0) return {stream_4(from + within / 16 * 512 + within % 16), 0};
-    return {stream_4(from + within / 8 * 4) >> (within % 8 * 2), 0};  // the second quad of a word stands 8 bits higher
+    uint2 codes = {stream_4(from + within / 8 * 4) >> (within % 8 * 2),
+                   0};  // the second quad of a word is 8 bits higher
+    if (Strip::kHasMinimum && kv_has_fifth_bit(type))
+      codes.y = rotate_right(stream_4(from + 512 - lane_id() * 12), within / 8 + within % 8 * 2);
+    return codes;
   }
   template <class Strip>
   __device__ __forceinline__ static void decode_quad(const uint2& codes, uint32_t (&w)[2]) {
@@ -294,7 +302,9 @@ struct SparseAttention {
     } else if constexpr (Strip::kType == kKvQ8_0) {
       KvQ8_0::decode_word(codes.x, w[0], w[1]);
     } else {
-      w[0] = as_bits(pair_of_nibbles<0, 8>(codes.x, 0)), w[1] = as_bits(pair_of_nibbles<1, 8>(codes.x, 0));
+      constexpr int kOffset = Strip::kHasMinimum ? 0 : 8;
+      w[0] = as_bits(pair_of_nibbles<0, kOffset>(codes.x, codes.y & 0x00100010u));
+      w[1] = as_bits(pair_of_nibbles<1, kOffset>(codes.x, codes.y & 0x01000100u));
     }
   }
 
@@ -302,22 +312,25 @@ struct SparseAttention {
   template <class Strip>
   __device__ __forceinline__ void add_values(int turn, int units) {
     constexpr bool kScaled = Strip::kType != kKvF16;
-    constexpr int kStrip = kv_strip_bytes(Strip::kType);
-    const int lane = lane_id(), first_strip = feature_block() * kPageTiles;
+    const int32_t type = type_of<Strip>(p.cache.type_v);
+    const int lane = lane_id(), first_strip = feature_block() * kPageTiles, strip_bytes = kv_strip_bytes(type);
     const int64_t head_at = static_cast<int64_t>(p.cache.kv_heads) * kv_key_bytes(p.cache) +
-                            static_cast<int64_t>(kv_head) * kv_part_bytes(Strip::kType, head_dim);
-    const int scales_at = kv_code_bytes(Strip::kType, head_dim);
+                            static_cast<int64_t>(kv_head) * kv_part_bytes(type, head_dim);
+    const int scales_at = kv_code_bytes(type, head_dim);
     const uint16_t* a = weights + row_of_a(lane) * 8;
 #pragma unroll 1
     for (int unit = part(); unit < units; unit += parts) {
-      uint2 codes[kUnitQuads], scales[kUnitQuads];
+      uint2 codes[kUnitQuads], scales[kUnitQuads], minimums[kUnitQuads];
 #pragma unroll
       for (int i = 0; i < kUnitQuads; ++i) {
         const Quad& quad = shared.quads[turn][unit * kUnitQuads + i];
         const uint8_t* values = quad.page + head_at;
         const int strip = first_strip + quad.token / kStripValues, within = quad.token % kStripValues;
-        codes[i] = load_quad<Strip>(values + strip * kStrip + lane * 16, within);
-        if (kScaled) scales[i] = stream_8(values + scales_at + strip * (kStripValues * 2) + within * 2);
+        codes[i] = load_quad<Strip>(values + strip * strip_bytes + lane * 16, within, type);
+        const uint8_t* scale = values + scales_at + strip * (kStripValues * 2) + within * 2;
+        if (kScaled) scales[i] = stream_8(scale);
+        minimums[i] =
+            Strip::kHasMinimum && kv_has_minimum(type) ? stream_8(scale + kv_scale_bytes(head_dim)) : scales[i];
       }
 #pragma unroll
       for (int i = 0; i < kUnitQuads; ++i) {
@@ -325,8 +338,11 @@ struct SparseAttention {
         uint32_t w[2];
         decode_quad<Strip>(codes[i], w);
         if (kScaled) {
-          w[0] = as_bits(__hmul2(as_half2(w[0]), as_half2(scales[i].x)));
-          w[1] = as_bits(__hmul2(as_half2(w[1]), as_half2(scales[i].y)));
+          __half2 minimum[2] = {as_half2(minimums[i].x), as_half2(minimums[i].y)};
+          if (Strip::kHasMinimum && !kv_has_minimum(type))
+            minimum[0] = q5_0_minimum(minimum[0]), minimum[1] = q5_0_minimum(minimum[1]);
+          w[0] = scaled<Strip>(w[0], as_half2(scales[i].x), minimum[0]);
+          w[1] = scaled<Strip>(w[1], as_half2(scales[i].y), minimum[1]);
         }
         if (mask != 15) {  // what lies there may be anything, and 0 times infinity is not 0
           w[0] &= ((mask & 1) != 0 ? 0xffffu : 0u) | ((mask & 2) != 0 ? 0xffff0000u : 0u);

@@ -1,0 +1,104 @@
+// Loads a model for measure and adds up what an engine would allocate.
+#include "engine/memory_needs.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/thread_pool.h"
+#include "engine/pool_sizes.h"
+#include "engine/rank.h"
+#include "memory/state_pool.h"
+#include "model/architectures.h"
+#include "model/drafted_model.h"
+
+namespace v100 {
+
+namespace {
+
+QuantType cache_type(const std::string& name) {
+  const auto type = quant_type_from_name(name);
+  if (!type) throw InvalidArgument("cache type '" + name + "' is not a tensor type");
+  return *type;
+}
+
+// The widest moments of a forward pass: a layer's attention, or its feed-forward, beside the residual stream and its norm;
+// after the layers the logits. Values of f32. Fused operations make scratch of the same size once more at most.
+size_t compute_bytes(const TextModel& text, int64_t n_ubatch, int64_t n_outputs) {
+  const Hyperparameters& hp = text.hyperparameters();
+  int64_t widest = 0;
+  for (size_t layer = 0; layer < hp.heads.size(); ++layer) {
+    const int64_t attention = int64_t{hp.heads[layer]} * (hp.head_dim_k + hp.head_dim_v) * 2 +
+                              int64_t{hp.kv_heads[layer]} * (hp.head_dim_k + hp.head_dim_v);
+    int64_t feed_forward = int64_t{3} * hp.ffn[layer];
+    if (hp.experts > 0)
+      feed_forward = int64_t{hp.experts_used} * (3 * int64_t{hp.expert_ffn[layer] + hp.shared_expert_ffn} + hp.hidden);
+    widest = std::max({widest, attention, feed_forward});
+  }
+  for (const StateShape& shape : text.state_shapes()) {
+    // A delta net's convolution has as many channels as its projections have values; its record holds some rows of them.
+    widest = std::max(widest, std::min<int64_t>(shape.values, int64_t{8} * hp.hidden));
+  }
+  const int64_t values =
+      n_ubatch * (widest + 6 * int64_t{hp.hidden}) + n_outputs * (int64_t{text.vocabulary().size()} + hp.hidden);
+  return static_cast<size_t>(values) * sizeof(float);
+}
+
+}  // namespace
+
+MemoryNeeds::MemoryNeeds(const ModelParams& params)
+    : params_(params),
+      file_(GgufFile::open(params.path)),
+      drafter_(params.drafter.empty() ? nullptr : GgufFile::open(params.drafter)),
+      metadata_(file_, params.kv_overrides),
+      hyperparameters_(read_hyperparameters(metadata_)) {}
+
+const Backend& MemoryNeeds::backend(const std::string& device) {
+  std::unique_ptr<Backend>& backend = backends_[device];
+  if (backend == nullptr) backend = create_backend(device, params_.isa);
+  return *backend;
+}
+
+std::vector<RankNeeds> MemoryNeeds::of(const PlacementParams& asked, const EngineParams& engine) {
+  ModelParams params = params_;
+  params.placement = asked;
+  const Placement placement = place(params, *file_, metadata_);
+  ThreadPool pool(1);
+  std::vector<std::unique_ptr<TextModel>> texts;
+  std::vector<RankNeeds> needs;
+  for (int32_t rank = 0; rank < placement.ranks(); ++rank) {
+    RankNeeds& need = needs.emplace_back();
+    need.device = placement.devices()[static_cast<size_t>(rank)];
+    Shard shard(placement, rank);
+    const WeightLoader weights(file_, backend(need.device), pool, false, params.load_mtp, shard, LoadFor::measure);
+    texts.push_back(load_architecture(metadata_, weights));
+    need.weights = weights.packed_bytes() + weights.vector_bytes();
+    if (drafter_ != nullptr && rank == 0) {
+      const Metadata metadata(drafter_, {});
+      Shard whole(placement, rank);
+      const WeightLoader more(drafter_, backend(need.device), pool, false, false, whole, LoadFor::measure);
+      texts.back() = std::make_unique<DraftedModel>(std::move(texts.back()), std::make_unique<DFlash>(metadata, more));
+      need.weights += more.packed_bytes() + more.vector_bytes();
+    }
+  }
+  std::vector<const TextModel*> all;
+  for (const auto& text : texts) all.push_back(text.get());
+  const int32_t n_pages = pool_pages(rounded_context(*all[0], engine.n_ctx), engine.n_seq_max);
+  const int32_t window = kept_window(all, engine.swa_full);
+  const int32_t n_window_pages = window_pool_pages(window, n_pages, engine.n_seq_max);
+  const StatePool states(engine.n_seq_max);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const std::vector<KvShape> shapes =
+        typed_shapes(*texts[rank], cache_type(engine.type_k), cache_type(engine.type_v), n_window_pages > 0);
+    RankNeeds& need = needs[rank];
+    const RankSizes sizes = rank_sizes(*texts[rank], backend(need.device), shapes);
+    need.kv =
+        static_cast<size_t>(n_pages) * sizes.page_bytes + static_cast<size_t>(n_window_pages) * sizes.window_page_bytes;
+    need.states = static_cast<size_t>(states.n_slots()) * sizes.state_bytes;
+    const bool is_idle = need.weights == 0;
+    if (!is_idle)
+      need.compute = compute_bytes(*texts[rank], std::min(engine.n_ubatch, engine.n_batch), engine.n_seq_max);
+  }
+  return needs;
+}
+
+}  // namespace v100

@@ -22,16 +22,18 @@ QuantType cache_type(const std::string& name) {
 }
 
 // The widest moments of a forward pass: a layer's attention, or its feed-forward, beside the residual stream and its norm;
-// after the layers the logits. Values of f32. Fused operations make scratch of the same size once more at most.
+// after the layers the logits. Values of f32, and a quarter more for what operations need inside. On CPUs ubatches of 512
+// rows took 0.8 to 0.9 times as much (shapes of Qwen3.8-27B, Qwen3.5-35B-A3B, SmolLM2).
 size_t compute_bytes(const TextModel& text, int64_t n_ubatch, int64_t n_outputs) {
   const Hyperparameters& hp = text.hyperparameters();
   int64_t widest = 0;
   for (size_t layer = 0; layer < hp.heads.size(); ++layer) {
     const int64_t attention = int64_t{hp.heads[layer]} * (hp.head_dim_k + hp.head_dim_v) * 2 +
                               int64_t{hp.kv_heads[layer]} * (hp.head_dim_k + hp.head_dim_v);
-    int64_t feed_forward = int64_t{3} * hp.ffn[layer];
+    const int64_t expert = hp.experts > 0 && hp.expert_ffn[layer] > 0 ? hp.expert_ffn[layer] : hp.ffn[layer];
+    int64_t feed_forward = 3 * expert;
     if (hp.experts > 0)
-      feed_forward = int64_t{hp.experts_used} * (3 * int64_t{hp.expert_ffn[layer] + hp.shared_expert_ffn} + hp.hidden);
+      feed_forward = hp.experts_used * (3 * expert + 2 * int64_t{hp.hidden}) + int64_t{3} * hp.shared_expert_ffn;
     widest = std::max({widest, attention, feed_forward});
   }
   for (const StateShape& shape : text.state_shapes()) {
@@ -40,7 +42,7 @@ size_t compute_bytes(const TextModel& text, int64_t n_ubatch, int64_t n_outputs)
   }
   const int64_t values =
       n_ubatch * (widest + 6 * int64_t{hp.hidden}) + n_outputs * (int64_t{text.vocabulary().size()} + hp.hidden);
-  return static_cast<size_t>(values) * sizeof(float);
+  return static_cast<size_t>(values + values / 4) * sizeof(float);
 }
 
 }  // namespace

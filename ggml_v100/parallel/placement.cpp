@@ -235,7 +235,13 @@ std::optional<int32_t> Placement::override_of(std::string_view tensor) const {
 
 std::string Placement::text() const {
   std::string text = mode_ == SplitMode::none ? "none" : mode_ == SplitMode::layer ? "layer" : "tensor";
-  for (size_t r = 0; r < devices_.size(); ++r) text += " " + devices_[r] + ":" + share_text(shares_[r]);
+  for (size_t r = 0; r < devices_.size(); ++r) {
+    text += " " + devices_[r] + ":";
+    if (mode_ == SplitMode::layer)  // shares may be bytes that were free at the moment
+      text += std::to_string(std::count(homes_.begin(), homes_.end(), static_cast<int32_t>(r)));
+    else
+      text += share_text(shares_[r]);
+  }
   if (host_layers_ > 0) text += " host:" + std::to_string(host_layers_);
   for (const Rule& rule : rules_)
     if (rule.rank) text += " " + rule.text;

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,11 @@ class ScoredModel:
         path = choose_model(options, os.environ).fetch()
         check_parts(Path(path))
         piece = min(options.batch_size, options.ubatch_size)
+        request = placement_request(options)
+        if collect_importance and request.devices is None and request.split_mode == "layer":
+            request = replace(request, split_mode="none")  # sums are collected on one device
         placed = place_model(
-            placement_request(options),
+            request,
             path,
             n_ctx=n_ctx,
             sizes={"n_ubatch": piece, "type_k": options.cache_type_k, "type_v": options.cache_type_v},

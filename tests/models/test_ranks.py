@@ -245,6 +245,8 @@ def test_the_needs_of_a_placement_are_what_loading_it_takes(case: Case, path: Pa
     else:
         assert sum(need.kv for need in needs) >= engine.kv_bytes
     assert any(need.states > 0 for need in needs) == model.is_recurrent
+    wider = MemoryNeeds(path).of(**sizes, **placement, n_ubatch=1024)
+    assert all(more.compute > need.compute > 0 for more, need in zip(wider, needs, strict=True))
     engine.close()
     model.close()
 
@@ -361,6 +363,17 @@ def test_a_state_is_refused_by_another_split(hybrid_path: Path, split_model: Mod
         engine.load_sequence(0, state)
     engine.close()
     model.close()
+
+
+def test_a_state_is_taken_where_other_shares_give_each_rank_the_same_layers(hybrid_path: Path) -> None:
+    tokens = random_tokens(20, seed=26)
+    models = [Model(hybrid_path, devices=cpus(2), tensor_split=shares) for shares in ((1, 1), (5001, 4999))]
+    engines = [Engine(model, n_ctx=512) for model in models]
+    engines[0].decode(tokens)
+    engines[1].load_sequence(0, engines[0].save_sequence(0))
+    for engine in engines:
+        engine.decode([7], [0], [True])
+    assert_same_bits(engines[1].logits(), engines[0].logits(), "the state of another share")
 
 
 def test_ranks_share_weights_and_caches_out(hybrid_path: Path) -> None:

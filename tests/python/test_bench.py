@@ -11,11 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from pyllama.devices import Device, Machine
 from pyllama.errors import ModelError
 from pyllama.options import parse
-from pyllama.tools import bench
+from pyllama.tools import bench, bench_run
 from pyllama.tools.bench_matrix import expand
-from pyllama.tools.bench_output import FIELDS, make_printer, params_text, size_text
+from pyllama.tools.bench_output import FIELDS, backends, make_printer, params_text, size_text
 from pyllama.tools.bench_run import Runner
 
 LLAMA_CPP_COLUMNS = (
@@ -28,12 +29,14 @@ LLAMA_CPP_COLUMNS = (
 
 class RecordingModel:
     loaded: list[str]
+    placements: list[dict]
     open_models: int
 
     def __init__(self, path, *, n_threads=0, **placement):
         if path == "bad.gguf":
             raise ModelError("bad.gguf: tensor output.weight is missing")
         type(self).loaded.append(path)
+        type(self).placements.append(placement)
         type(self).open_models += 1
         self.path = path
         self.description = "llama 135M Q4_1"
@@ -89,6 +92,7 @@ class RecordingEngine:
 @pytest.fixture
 def native(monkeypatch):
     monkeypatch.setattr(RecordingModel, "loaded", [], raising=False)
+    monkeypatch.setattr(RecordingModel, "placements", [], raising=False)
     monkeypatch.setattr(RecordingModel, "open_models", 0, raising=False)
     monkeypatch.setattr(RecordingEngine, "instances", [], raising=False)
     module = SimpleNamespace(Model=RecordingModel, Engine=RecordingEngine)
@@ -179,6 +183,30 @@ def test_depth_fills_the_cache_once_and_is_kept_between_runs(native):
 def test_prompts_begin_with_bos_where_the_vocabulary_asks_for_it(native):
     Runner(native, repetitions=1, warmup=False).measure(expanded("-p", "5", "-n", "0")[0], label="")
     assert RecordingEngine.instances[0].first_tokens == [1]
+
+
+def test_layers_on_devices_are_an_axis_and_reach_the_model(native):
+    runner = Runner(native, repetitions=1, warmup=False)
+    argv = ["-p", "4", "-n", "0", "-ngl", "0,5,-1", "-dev", "CPU0/CPU1", "-ts", "1/3", "-ncmoe", "2"]
+    for test in expanded(*argv):
+        runner.measure(test, label="")
+    assert [placement["device_layers"] for placement in RecordingModel.placements] == [0, 5, None]
+    for placement in RecordingModel.placements:
+        assert (placement["devices"], placement["tensor_split"]) == (("CPU0", "CPU1"), (1.0, 3.0))
+        assert placement["tensor_overrides"] == ((r"blk\.(0|1)\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),)
+
+
+def test_layers_that_find_no_gpu_are_told_of(native, capsys, monkeypatch):
+    monkeypatch.setattr(bench_run, "this_machine", lambda *, with_gpus: Machine(Device("CPU", 1, 1), (), "no driver"))
+    Runner(native, repetitions=1, warmup=False).measure(expanded("-p", "4", "-n", "0", "-ngl", "7")[0], label="")
+    assert capsys.readouterr().err == "llama-bench: no usable GPU (no driver): --gpu-layers has no effect\n"
+    assert RecordingModel.placements[0]["devices"] == ()
+
+
+def test_what_computes_is_named_after_the_devices():
+    assert backends(("CPU",)) == backends(("CPU0", "CPU1")) == "CPU"
+    assert backends(("CUDA0", "CUDA1")) == "CUDA"
+    assert backends(("CPU", "CUDA0")) == "CUDA,CPU"
 
 
 def test_parameters_reach_the_engine(native):

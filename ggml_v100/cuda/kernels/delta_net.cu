@@ -8,27 +8,14 @@
 //           about 10 * head_dim / 8 * 4 + 150 instructions per row and warp.
 // Budget    delta_net_192      128 threads, <= 255 registers, 6144 B shared
 // Budget    delta_net_256      128 threads, <= 255 registers, 8192 B shared
-// Budget    delta_net_128      128 threads, <= 224 registers, 16384 B shared
-// Budget    *                  128 threads, <= 184 registers, 12288 B shared
-// Numerics  ops.h in f32, gates in f64. Sums over i: those of a lane ascending, then lanes 16, 8, 4 apart; norms: all lanes so.
+// Budget    *                  128 threads, <= 168 registers, 4096 B shared
+// Numerics  ops.h in f32, gates in f64. Sums over i: those of a lane ascending, then lanes 4, 8, 16 apart; norms: base.cuh.
 #include "base.cuh"
 
 namespace v100::cuda {
 
 constexpr int kWarps = 4;
 constexpr int kColumns = 16;
-// Rows whose keys and queries are loaded and normalised together: what needs no memory waits once for all of them.
-constexpr int rows_together(int head_dim) { return head_dim <= 128 ? 4 : 1; }
-
-// Each value summed over the lanes that are 16, 8 .. kLast apart, side by side: one value after the other would wait for
-// every shuffle.
-template <int kLast, int kValues>
-__device__ __forceinline__ void sum_lanes(float (&values)[kValues]) {
-#pragma unroll
-  for (int apart = kWarp / 2; apart >= kLast; apart /= 2)
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) values[i] += __shfl_xor_sync(kAllLanes, values[i], apart);
-}
 
 // exp(a * softplus(alpha + dt_bias)) and 1 / (1 + exp(-beta)).
 __device__ __forceinline__ float decay_of(float alpha, float a, float dt_bias) {
@@ -44,8 +31,7 @@ template <int kHeadDim>
 __device__ __forceinline__ void delta_net(const DeltaNetParams& p) {
   constexpr int kSteps = kHeadDim / 8;                     // rows of M in a lane
   constexpr int kOfLane = (kHeadDim + kWarp - 1) / kWarp;  // features of a key in a lane
-  constexpr int kTogether = rows_together(kHeadDim);
-  __shared__ float keys[kWarps][kTogether][kHeadDim], queries[kWarps][kTogether][kHeadDim];
+  __shared__ float keys[kWarps][kHeadDim], queries[kWarps][kHeadDim];
   const int lane = lane_id(), warp = warp_id(), g = lane / 4, c = lane % 4;
   const int tile = static_cast<int>(blockIdx.x) * kWarps + warp, head = tile / (kHeadDim / kColumns);
   if (head >= p.value_heads) return;
@@ -68,7 +54,7 @@ __device__ __forceinline__ void delta_net(const DeltaNetParams& p) {
   const float* v = qkv + (2 * p.key_heads + head) * kHeadDim + column;
   float* y = p.y + (static_cast<int64_t>(first_row) * p.value_heads + head) * kHeadDim + column;
   const float a = p.a[head], dt_bias = p.dt_bias[head];
-  const float scale = 1.0f / sqrtf(static_cast<float>(kHeadDim));
+  const float r = 1.0f / sqrtf(static_cast<float>(kHeadDim));
 
   struct Row {
     float k[kOfLane], q[kOfLane];
@@ -83,87 +69,71 @@ __device__ __forceinline__ void delta_net(const DeltaNetParams& p) {
     }
     row.v = *reinterpret_cast<const float4*>(v + offset);
   };
-  Row next[kTogether];
-  const auto load_rows = [&](int first) {
-#pragma unroll
-    for (int r = 0; r < kTogether; ++r)
-      if (first + r < last_row) load(next[r], (first + r - first_row) * width);
-  };
-#pragma unroll
-  for (int r = 0; r < kTogether; ++r) next[r] = Row{};
-  load_rows(first_row);
+  Row next;
+  load(next, 0);
   float decays = 0.0f, strengths = 0.0f;  // of 32 rows, one per lane: f64 is slow
 #pragma unroll 1
-  for (int row = first_row; row < last_row; row += kTogether) {
-    Row now[kTogether];
-#pragma unroll
-    for (int r = 0; r < kTogether; ++r) now[r] = next[r];
-    load_rows(row + kTogether);
+  for (int row = first_row; row < last_row; ++row) {
+    const Row now = next;
+    if (row + 1 < last_row) load(next, (row + 1 - first_row) * width);
     const int turn = (row - first_row) % kWarp;
     if (turn == 0 && row + lane < last_row) {
       const int64_t gate = static_cast<int64_t>(row + lane) * p.value_heads + head;
       decays = decay_of(p.alpha[gate], a, dt_bias);
       strengths = strength_of(p.beta[gate]);
     }
+    const float decay = __shfl_sync(kAllLanes, decays, turn), strength = __shfl_sync(kAllLanes, strengths, turn);
 
-    float squares[2 * kTogether], products[kTogether];  // of keys, then of queries
+    float k_squares = 0.0f, q_squares = 0.0f;
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      squares[r] = squares[kTogether + r] = products[r] = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kOfLane; ++i) {
-        squares[r] = fmaf(now[r].k[i], now[r].k[i], squares[r]);
-        squares[kTogether + r] = fmaf(now[r].q[i], now[r].q[i], squares[kTogether + r]);
-      }
+    for (int i = 0; i < kOfLane; ++i) {
+      k_squares = fmaf(now.k[i], now.k[i], k_squares);
+      q_squares = fmaf(now.q[i], now.q[i], q_squares);
     }
-    sum_lanes<1>(squares);
-    __syncwarp();  // the keys of the rows before are used
+    const float k_scale = 1.0f / sqrtf(warp_sum(k_squares) + p.eps);
+    const float q_scale = 1.0f / sqrtf(warp_sum(q_squares) + p.eps);
+    float products = 0.0f;
+    __syncwarp();  // the keys of the row before are used
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      const float k_scale = 1.0f / sqrtf(squares[r] + p.eps), q_scale = 1.0f / sqrtf(squares[kTogether + r] + p.eps);
-#pragma unroll
-      for (int i = 0; i < kOfLane; ++i) {
-        const float kn = now[r].k[i] * k_scale, qn = now[r].q[i] * q_scale * scale;
-        products[r] = fmaf(kn, qn, products[r]);
-        if (kHeadDim % kWarp == 0 || i * kWarp + lane < kHeadDim)
-          keys[warp][r][i * kWarp + lane] = kn, queries[warp][r][i * kWarp + lane] = qn;
-      }
+    for (int i = 0; i < kOfLane; ++i) {
+      const float kn = now.k[i] * k_scale, qn = now.q[i] * q_scale * r;
+      products = fmaf(kn, qn, products);
+      if (kHeadDim % kWarp == 0 || i * kWarp + lane < kHeadDim)
+        keys[warp][i * kWarp + lane] = kn, queries[warp][i * kWarp + lane] = qn;
     }
-    sum_lanes<1>(products);
+    const float kq = warp_sum(products);
     __syncwarp();  // keys and queries written above are read below
 
+    float4 sum_k = {0.0f, 0.0f, 0.0f, 0.0f}, sum_q = sum_k;
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) {
-      if (row + r >= last_row) break;
-      const float decay = __shfl_sync(kAllLanes, decays, turn + r);
-      const float strength = __shfl_sync(kAllLanes, strengths, turn + r);
-      float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};  // at the key, at the query: four columns
+    for (int s = 0; s < kSteps; ++s) {
+      const float ki = keys[warp][s * 8 + g], qi = queries[warp][s * 8 + g];
+      sum_k.x = fmaf(m[s].x, ki, sum_k.x), sum_k.y = fmaf(m[s].y, ki, sum_k.y);
+      sum_k.z = fmaf(m[s].z, ki, sum_k.z), sum_k.w = fmaf(m[s].w, ki, sum_k.w);
+      sum_q.x = fmaf(m[s].x, qi, sum_q.x), sum_q.y = fmaf(m[s].y, qi, sum_q.y);
+      sum_q.z = fmaf(m[s].z, qi, sum_q.z), sum_q.w = fmaf(m[s].w, qi, sum_q.w);
+    }
+    const auto over_rows = [](float value) {
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const float ki = keys[warp][r][s * 8 + g], qi = queries[warp][r][s * 8 + g];
-        sums[0] = fmaf(m[s].x, ki, sums[0]), sums[1] = fmaf(m[s].y, ki, sums[1]);
-        sums[2] = fmaf(m[s].z, ki, sums[2]), sums[3] = fmaf(m[s].w, ki, sums[3]);
-        sums[4] = fmaf(m[s].x, qi, sums[4]), sums[5] = fmaf(m[s].y, qi, sums[5]);
-        sums[6] = fmaf(m[s].z, qi, sums[6]), sums[7] = fmaf(m[s].w, qi, sums[7]);
-      }
-      sum_lanes<4>(sums);
-      float4 d, o;
-      const auto column_of = [&](int column, float value, float& delta, float& out) {
-        delta = strength * fmaf(-decay, sums[column], value);
-        out = fmaf(products[r], delta, decay * sums[4 + column]);
-      };
-      column_of(0, now[r].v.x, d.x, o.x);
-      column_of(1, now[r].v.y, d.y, o.y);
-      column_of(2, now[r].v.z, d.z, o.z);
-      column_of(3, now[r].v.w, d.w, o.w);
-      if (g == 0) *reinterpret_cast<float4*>(y) = o;
-      y += static_cast<int64_t>(p.value_heads) * kHeadDim;
+      for (int apart = 4; apart < kWarp; apart *= 2) value += __shfl_xor_sync(kAllLanes, value, apart);
+      return value;
+    };
+    float4 d, o;
+    const auto column_of = [&](float at_k, float at_q, float value, float& delta, float& out) {
+      delta = strength * fmaf(-decay, over_rows(at_k), value);
+      out = fmaf(kq, delta, decay * over_rows(at_q));
+    };
+    column_of(sum_k.x, sum_q.x, now.v.x, d.x, o.x);
+    column_of(sum_k.y, sum_q.y, now.v.y, d.y, o.y);
+    column_of(sum_k.z, sum_q.z, now.v.z, d.z, o.z);
+    column_of(sum_k.w, sum_q.w, now.v.w, d.w, o.w);
+    if (g == 0) *reinterpret_cast<float4*>(y) = o;
+    y += static_cast<int64_t>(p.value_heads) * kHeadDim;
 #pragma unroll
-      for (int s = 0; s < kSteps; ++s) {
-        const float ki = keys[warp][r][s * 8 + g];
-        m[s].x = fmaf(ki, d.x, decay * m[s].x), m[s].y = fmaf(ki, d.y, decay * m[s].y);
-        m[s].z = fmaf(ki, d.z, decay * m[s].z), m[s].w = fmaf(ki, d.w, decay * m[s].w);
-      }
+    for (int s = 0; s < kSteps; ++s) {
+      const float ki = keys[warp][s * 8 + g];
+      m[s].x = fmaf(ki, d.x, decay * m[s].x), m[s].y = fmaf(ki, d.y, decay * m[s].y);
+      m[s].z = fmaf(ki, d.z, decay * m[s].z), m[s].w = fmaf(ki, d.w, decay * m[s].w);
     }
   }
 #pragma unroll

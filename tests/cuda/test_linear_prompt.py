@@ -14,6 +14,12 @@ from support.linear_rows import activations, assert_close
 from support.random_blocks import TYPES, block_size, random_rows
 
 TILES = tuple(PROMPT_TILES)
+KINDS = (
+    "Q8_0",
+    "Q4_K",
+    "Q3_K",
+    "F16",
+)  # where units and heads of records differ; how codes decode is for all types below
 
 
 def outputs(device: Device, weight: Weight, x: NDArray[np.float32], tile: str) -> NDArray[np.float32]:
@@ -44,7 +50,7 @@ def test_outputs_of_a_large_matrix_match_float64(device: Device, type_name: str)
         assert_close(outputs(device, weight, x, tile), x, decoded)
 
 
-@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("type_name", KINDS)
 def test_a_row_has_the_same_bits_in_any_tile_and_any_place_and_when_repeated(device: Device, type_name: str) -> None:
     source = np.random.default_rng(11)
     features = 160 if block_size(type_name)[0] == 32 else 512
@@ -112,7 +118,7 @@ def test_gated_outputs_are_the_activated_gate_times_up(device: Device, type_name
         assert np.isnan(unused.get()).all()
 
 
-@pytest.mark.parametrize("type_name", TYPES)
+@pytest.mark.parametrize("type_name", KINDS)
 def test_streamed_rows_differ_from_those_of_prompts_by_the_rounding_of_sums_only(
     device: Device, type_name: str
 ) -> None:

@@ -43,7 +43,7 @@ UNITS = (
     "rows", "rows_panel", "row_moves", "all_reduce", "streams", "block_conv", "panel", "repack", "kv_append",
     "block_index", "sparse_attention", "delta_net", "causal_conv", "routing", "linear_f32",
     "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
-    "attention_decode_64", "attention_prompt_64",
+    "attention_decode_64", "attention_prompt_64", "attention_decode_64_counted", "attention_prompt_64_counted",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -183,6 +183,19 @@ def test_quantised_caches_are_those_of_the_cpu(llama_path: Path, types: tuple[st
     loss = divergence(exact, expected).mean()  # by rounding the cache: a code may be off by one here and there
     assert abs(divergence(exact, found).mean() - loss) <= 0.05 * loss
     assert divergence(expected, found).mean() <= max(0.05 * loss, 1e-3)
+
+
+@pytest.mark.parametrize("types", [("q5_1", "q5_0"), ("q4_1", "q5_1"), ("q5_0", "f16")])
+def test_caches_that_cpus_do_not_have_lose_less_than_coarser_ones(llama_path: Path, types: tuple[str, str]) -> None:
+    tokens = random_tokens(300, seed=4)
+    reference = on_cpu(llama_path)
+    exact = position_logits(Engine(reference, n_ctx=512, type_k="f32", type_v="f32"), tokens)
+    coarse = position_logits(Engine(reference, n_ctx=512, type_k="q4_0", type_v="q4_0"), tokens)
+    device = Model(llama_path, devices=["CUDA0"])
+    for chunk in (64, 300):  # decode kernels, the prompt kernel
+        engine = Engine(device, n_ctx=512, type_k=types[0], type_v=types[1])
+        found = position_logits(engine, tokens, chunk=chunk)
+        assert 0 < divergence(exact, found).mean() < divergence(exact, coarse).mean()
 
 
 def test_a_saved_sequence_goes_on_with_the_same_bits(model: Model) -> None:

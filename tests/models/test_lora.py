@@ -56,7 +56,8 @@ class Adapted:
     """An engine with adapters, all files in one folder."""
 
     def __init__(self, path: Path, adapters: list[Path], *, n_seq_max: int = 1, **options: Any) -> None:
-        placement = {key: options.pop(key) for key in ("devices", "split_mode", "isa") if key in options}
+        keys = ("devices", "split_mode", "isa", "device_layers", "tensor_overrides")
+        placement = {key: options.pop(key) for key in keys if key in options}
         self.model = Model(path, **placement)
         loaded = [LoraAdapter(self.model, adapter) for adapter in adapters]
         self.engine = Engine(
@@ -133,11 +134,22 @@ def test_sequences_of_other_scales_in_the_batch_change_no_bit(case):
     adapted.close()
 
 
-@pytest.mark.parametrize(("mode", "n_ranks"), [("tensor", 2), ("tensor", 3), ("layer", 2)])
-def test_ranks_share_the_adapter_as_they_share_the_weights(case, mode, n_ranks):
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"n_ranks": 2, "split_mode": "tensor"},
+        {"n_ranks": 3, "split_mode": "tensor"},
+        {"n_ranks": 2, "split_mode": "layer"},
+        {"n_ranks": 1, "device_layers": 2},
+        {"n_ranks": 1, "tensor_overrides": [(r"blk\.\d+\.ffn_", "CPU")]},
+    ],
+    ids=str,
+)
+def test_ranks_share_the_adapter_as_they_share_the_weights(case, placement):
     _, path, _, file = case
-    devices = tuple(f"CPU{i}" for i in range(n_ranks))
-    alone, split = Adapted(path, [file]), Adapted(path, [file], devices=devices, split_mode=mode)
+    placement = dict(placement)
+    devices = tuple(f"CPU{i}" for i in range(placement.pop("n_ranks")))
+    alone, split = Adapted(path, [file]), Adapted(path, [file], devices=devices, **placement)
     assert differs(split.logits((0.8,)), alone.logits((0.8,))) < EXACT
     alone.close()
     split.close()

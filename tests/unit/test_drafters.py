@@ -300,8 +300,18 @@ def test_a_block_of_multi_token_prediction_drafts_what_its_definition_says(tmp_p
         model.close()
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
-def test_a_split_model_predicts_as_one_device_does(tmp_path: Path, n_ranks: int) -> None:
+CPUS = [f"CPU{i}" for i in range(3)]
+SPLITS: list[dict[str, Any]] = [
+    *({"devices": CPUS[:n], "split_mode": mode} for n in (2, 3) for mode in ("tensor", "layer")),
+    {"devices": CPUS[:1], "device_layers": 1},  # the block is with the last layer, on the host
+    {"devices": CPUS[:2], "device_layers": 3},
+    {"devices": CPUS[:1], "tensor_overrides": [(r"blk\.4\.ffn_", "CPU")]},  # of the block alone
+    {"devices": CPUS[:2], "tensor_overrides": [(r"blk\.4\.", "CPU"), (r"blk\.0\.ffn_", "CPU")]},
+]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_a_split_model_predicts_as_one_device_does(tmp_path: Path, split: dict[str, Any]) -> None:
     path = write_tiny_hybrid(
         tmp_path / "mtp.gguf",
         n_layer=4,
@@ -313,12 +323,11 @@ def test_a_split_model_predicts_as_one_device_does(tmp_path: Path, n_ranks: int)
         metadata={"qwen35.attention.recurrent_layers": [True, True, True, False, False]},
     )
     oracle = Qwen35Forward(path)
-    for split_mode in ("tensor", "layer"):
-        model = Model(path, load_mtp=True, devices=[f"CPU{i}" for i in range(n_ranks)], split_mode=split_mode)
-        engine = Engine(model, n_ctx=PAGE, n_threads=1, type_k="f32", type_v="f32")
-        speculator = Speculator(engine, ["draft-mtp"], draft_n_max=5)
-        for seed in range(3):
-            text = random_text(6 + 5 * seed, seed, 200)
-            assert drafts_of(speculator, engine, text) == oracle.predicted(text, 5)
-        engine.close()
-        model.close()
+    model = Model(path, load_mtp=True, **split)
+    engine = Engine(model, n_ctx=PAGE, n_threads=1, type_k="f32", type_v="f32")
+    speculator = Speculator(engine, ["draft-mtp"], draft_n_max=5)
+    for seed in range(3):
+        text = random_text(6 + 5 * seed, seed, 200)
+        assert drafts_of(speculator, engine, text) == oracle.predicted(text, 5)
+    engine.close()
+    model.close()

@@ -9,6 +9,8 @@ from support.emulated_cuda.build import ensure_built
 
 
 class EmulatedDevice(Device):
+    is_emulated = True
+
     def __init__(self) -> None:
         # The driver counts its devices once in a process; models that are tested in it later want two.
         with pytest.MonkeyPatch.context() as patch:

@@ -46,7 +46,12 @@ void CudaOps::start() {
   if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
   const Device::Guard guard(launches_->device());
   inputs_.send(recorder_.stream());
-  recorder_.run();
+  recorder_.run([this] { peer_sums_.meet_before_start(); });
+}
+
+void CudaOps::abandon() {
+  recorder_.drop();
+  peer_sums_.forget_pending();
 }
 
 void CudaOps::restart_inputs() {
@@ -65,6 +70,7 @@ void CudaOps::arena_release(size_t mark) {
   if (mark > 0) return;
   try {  // a pass has ended; this is called by destructors
     restart_inputs();
+  } catch (const Interrupted&) {  // of a failure elsewhere, which is known
   } catch (...) {
     failure_ = std::current_exception();
   }
@@ -138,12 +144,28 @@ RopeTable CudaOps::place_angles(const RopeTable& table) {
 }
 
 std::shared_ptr<std::byte[]> CudaOps::allocate(size_t bytes) {
-  start();
   const auto memory = allocate_on(launches_, bytes);
-  const Device::Guard guard(launches_->device());
-  recorder_.stream().fill(address_of(memory.get()), 0, bytes);
-  recorder_.stream().synchronize();  // also what still used memory that the caller is about to replace
-  return {memory, memory.get()};
+  {
+    const Device::Guard guard(launches_->device());
+    recorder_.stream().fill(address_of(memory.get()), 0, bytes);
+  }
+  // What was written down may use memory whose last owner lets it go: it stays until the stream was waited for.
+  std::byte* address = memory.get();
+  return {address, [memory, unused = unused_](std::byte*) {
+            const std::lock_guard lock(unused->mutex);
+            unused->memory.push_back(memory);
+          }};
+}
+
+void CudaOps::wait() {
+  recorder_.stream().synchronize();
+  peer_sums_.check();
+  if (!recorder_.is_empty()) return;
+  std::vector<std::shared_ptr<std::byte>> unused;
+  {
+    const std::lock_guard lock(unused_->mutex);
+    unused.swap(unused_->memory);
+  }
 }
 
 void CudaOps::copy_bytes(const std::byte* from, std::byte* to, size_t bytes) {
@@ -155,7 +177,7 @@ void CudaOps::read_bytes(const std::byte* from, std::byte* host, size_t bytes) {
   start();
   const Device::Guard guard(launches_->device());
   staging_.download(recorder_.stream(), host, address_of(from), bytes);
-  peer_sums_.check();
+  wait();
 }
 
 void CudaOps::write_bytes(const std::byte* host, std::byte* to, size_t bytes) {
@@ -185,8 +207,7 @@ float* CudaOps::host_copy_of(Tensor x) {
   float* host = host_room(static_cast<size_t>(x.size()));
   const Device::Guard guard(launches_->device());
   if (x.size() > 0) recorder_.stream().copy_to_host(host, address_of(x), static_cast<size_t>(x.size()) * sizeof(float));
-  recorder_.stream().synchronize();
-  peer_sums_.check();
+  wait();
   return host;
 }
 

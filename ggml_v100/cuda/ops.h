@@ -8,6 +8,7 @@
 #include <exception>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -93,6 +94,8 @@ class CudaOps final : public Ops {
   void all_reduce(Tensor partial) override;
   void broadcast(Tensor x, int32_t root) override;
   void enter(const Rows& rows) override;
+  void submit() override { start(); }
+  void abandon() override;
 
   void read(Tensor x, std::span<float> destination) override;
   Tensor on_host(Tensor x) override;
@@ -123,6 +126,8 @@ class CudaOps final : public Ops {
   }
   // Starts what was written down. Throws what failed, also what failed at the end of a Scope.
   void start();
+  // For the stream, after start(). Throws what failed on the device.
+  void wait();
   // As start(), then forgets the inputs.
   void restart_inputs();
 
@@ -218,6 +223,11 @@ class CudaOps final : public Ops {
   Staging staging_;
   Recorder recorder_;
   PeerSums peer_sums_;
+  struct Unused {
+    std::mutex mutex;
+    std::vector<std::shared_ptr<std::byte>> memory;
+  };
+  const std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();  // memory that nobody owns any more
   PinnedMemory host_;
   struct KnownTables {
     std::vector<int32_t> contents;

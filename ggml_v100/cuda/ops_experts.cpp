@@ -76,7 +76,10 @@ const ExpertWeight* CudaOps::expert_table(const ExpertLinear& w) {
   }
   const size_t bytes = table.size() * sizeof(ExpertWeight);
   auto memory = allocate(bytes);
-  write_bytes(reinterpret_cast<const std::byte*>(table.data()), memory.get(), bytes);
+  {
+    const Device::Guard guard(launches_->device());  // in front of what was written down, which does not know it yet
+    staging_.upload(recorder_.stream(), address_of(memory.get()), table.data(), bytes);
+  }
   const auto made = expert_tables_.insert_or_assign(key, ExpertTable{w.experts, std::move(memory)}).first;
   return reinterpret_cast<const ExpertWeight*>(made->second.memory.get());
 }

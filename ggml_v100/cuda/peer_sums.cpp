@@ -113,6 +113,13 @@ void PeerSums::sum(Recorder& recorder, Tensor x) {
     recorder.launch(kernel, {std::min(blocks, kMostBlocks)}, kThreads, params);
     ++turn_;
   }
+  is_pending_ = true;
+}
+
+void PeerSums::meet_before_start() {
+  if (!std::exchange(is_pending_, false)) return;
+  float arrived = 0.0f;
+  seat_.all_reduce(&arrived, 1);
 }
 
 void PeerSums::check() const {

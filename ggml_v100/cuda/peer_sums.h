@@ -27,6 +27,10 @@ class PeerSums {
   bool must_meet() const;
   // x becomes the sum, in place. Its size is a multiple of 4.
   void sum(Recorder& recorder, Tensor x);
+  // Before sums that were written down are started: all ranks have come as far. A device that waits for others must not find
+  // them allocating or freeing, which may wait for it in turn.
+  void meet_before_start();
+  void forget_pending() { is_pending_ = false; }
   // After a wait for the stream: throws DeviceError if others did not come to a sum.
   void check() const;
 
@@ -46,6 +50,7 @@ class PeerSums {
   std::vector<CUdeviceptr> buffers_;  // of all ranks
   std::shared_ptr<Signals> signals_;
   int64_t turn_ = 0;
+  bool is_pending_ = false;  // a sum is written down and not started
 };
 
 }  // namespace v100::cuda

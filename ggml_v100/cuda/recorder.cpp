@@ -68,19 +68,19 @@ bool Recorder::comes_again(const std::string& program) {
   return false;
 }
 
-void Recorder::run() {
+void Recorder::run(const std::function<void()>& before_start) {
   if (program_.is_empty()) return;
   const GraphKey program = std::exchange(program_, {});
   const int32_t steps = std::exchange(steps_, 0);
   const Device::Guard guard(stream_.device());
   const auto start = [&] { play(program.bytes(), stream_); };
+  const Graph* graph = steps < kLeastSteps ? nullptr : graphs_.find(program);
   // Recording takes longer than running, and many a prompt has a shape that does not come again.
-  if (steps < kLeastSteps)
-    start();
-  else if (const Graph* graph = graphs_.find(program))
+  if (graph == nullptr && steps >= kLeastSteps && comes_again(program.bytes()))
+    graph = &graphs_.find(program, stream_, start);
+  if (before_start) before_start();
+  if (graph != nullptr)
     graph->launch(stream_);
-  else if (comes_again(program.bytes()))
-    graphs_.find(program, stream_, start).launch(stream_);
   else
     start();
 }

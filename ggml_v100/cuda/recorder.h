@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 
 #include "cuda/graph.h"
@@ -35,8 +36,10 @@ class Recorder {
   void copy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
   void fill(CUdeviceptr to, unsigned char value, size_t bytes);
 
-  // Starts what was written down, in order. Throws DeviceError; the list is empty afterwards in any case.
-  void run();
+  void drop() { program_ = {}, steps_ = 0; }
+  // Starts what was written down, in order; before_start is called when all is ready for that. Throws DeviceError; the list is
+  // empty afterwards in any case.
+  void run(const std::function<void()>& before_start = {});
 
  private:
   static constexpr size_t kAlignment = 8;

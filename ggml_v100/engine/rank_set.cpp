@@ -134,7 +134,16 @@ void RankSet::on_all(Work&& work) {
   if (size() == 1)
     work(0);
   else
-    threads_->run(work);
+    threads_->run([this, work](int32_t r) {
+      Ops& ops = ranks_[static_cast<size_t>(r)]->ops();
+      try {
+        work(r);
+        ops.submit();
+      } catch (...) {
+        ops.abandon();
+        throw;
+      }
+    });
 }
 
 Tensor RankSet::forward(const Ubatch& ubatch, bool is_decode) {

@@ -109,6 +109,8 @@ class ForwardingOps : public Ops {
   Tensor previous_rows(Tensor x, const Rows& rows, const StateRecords& last) override {
     return inner_->previous_rows(x, rows, last);
   }
+  void submit() override { inner_->submit(); }
+  void abandon() override { inner_->abandon(); }
   void all_reduce(Tensor partial) override { inner_->all_reduce(partial); }
   void broadcast(Tensor x, int32_t root) override { inner_->broadcast(x, root); }
   void tap(std::string_view name, int32_t layer, Tensor value) override { inner_->tap(name, layer, value); }

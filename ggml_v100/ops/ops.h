@@ -356,6 +356,11 @@ class Ops {
   // the sequence begins. Writes the last row of each sequence, unless its state_to is -1.
   virtual Tensor previous_rows(Tensor x, const Rows& rows, const StateRecords& last) = 0;
 
+  // Starts what was called so far: nothing of it may wait for a later call, since other ranks may wait for it.
+  virtual void submit() {}
+  // Forgets what was called and not started: the work has failed here or on another rank.
+  virtual void abandon() {}
+
   // The meeting points of ranks; nothing to do for one.
   // Sum over ranks, in place: in f32 and in their order, the same bits on all.
   virtual void all_reduce(Tensor partial) = 0;

@@ -312,6 +312,20 @@ def test_a_model_on_two_devices_or_a_device_and_a_cpu_has_the_logits_of_one(llam
         assert divergence(expected, found).mean() <= 1e-3, devices
 
 
+def test_a_prompt_without_logits_on_two_devices_is_done_when_its_state_is_saved(llama_path: Path) -> None:
+    require_two_devices()
+    tokens = random_tokens(12, seed=13)
+    model = Model(llama_path, devices=["CUDA0", "CUDA1"], split_mode="tensor")
+    engine, other = (Engine(model, n_ctx=512) for _ in range(2))
+    engine.step([Work(0, tokens[:8], None)])
+    other.load_sequence(0, engine.save_sequence(0))
+    rows = []
+    for one in (engine, other):
+        one.decode(tokens[8:], [0] * 4, [True] * 4)
+        rows.append(one.logits())
+    assert_same_bits(rows[1], rows[0], "loaded into another engine")
+
+
 def test_after_a_failure_of_one_device_the_others_stop_waiting_and_go_on(llama_path: Path) -> None:
     require_two_devices()
     tokens = random_tokens(8, seed=12)

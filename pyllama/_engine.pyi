@@ -119,6 +119,7 @@ class Model:
     """Weights of one GGUF model, packed for this machine. Immutable; several engines may share it.
 
     load_mtp: also the blocks of multi-token prediction, where the file has them; else their memory is not spent.
+    mtp_file: such blocks in a file of their own, in the place of those of the model's.
     drafter: a DFlash drafter that was made for this model.
     kv_overrides: values that replace metadata on lookup (``--override-kv``).
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
@@ -139,6 +140,7 @@ class Model:
         n_threads: int = 0,
         check_tensors: bool = False,
         load_mtp: bool = False,
+        mtp_file: str | PathLike[str] | None = None,
         drafter: str | PathLike[str] | None = None,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         isa: str = "auto",
@@ -439,6 +441,7 @@ class MemoryNeeds:
         path: str | PathLike[str],
         *,
         load_mtp: bool = False,
+        mtp_file: str | PathLike[str] | None = None,
         drafter: str | PathLike[str] | None = None,
         kv_overrides: Mapping[str, int | float | bool | str] | None = None,
         isa: str = "auto",

@@ -130,7 +130,8 @@ cdef class Model:
     cdef dict _overrides
     cdef readonly str path
 
-    def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, bint load_mtp=False, drafter=None, kv_overrides=None,
+    def __init__(self, path, *, int32_t n_threads=0, bint check_tensors=False, bint load_mtp=False, mtp_file=None, drafter=None,
+                 kv_overrides=None,
                  str isa="auto", devices=(), str split_mode="layer", tensor_split=(), int32_t main_gpu=0,
                  tensor_overrides=(), device_layers=None):
         cdef native.ModelParams params
@@ -138,6 +139,8 @@ cdef class Model:
         params.n_threads = n_threads
         params.check_tensors = check_tensors
         params.load_mtp = load_mtp
+        if mtp_file is not None:
+            params.mtp_file = native_path(mtp_file)
         if drafter is not None:
             params.drafter = native_path(drafter)
         params.isa = isa.encode()

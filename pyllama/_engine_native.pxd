@@ -188,6 +188,7 @@ cdef extern from "engine/loaded_model.h" namespace "v100" nogil:
         int32_t n_threads
         bool check_tensors
         string drafter
+        string mtp_file
         bool load_mtp
         MetadataOverrides kv_overrides
         string isa

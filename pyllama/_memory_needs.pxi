@@ -6,10 +6,12 @@ RankNeeds = namedtuple("RankNeeds", "device weights kv states compute")
 cdef class MemoryNeeds:
     cdef shared_ptr[native.MemoryNeeds] ptr
 
-    def __init__(self, path, *, bint load_mtp=False, drafter=None, kv_overrides=None, str isa="auto"):
+    def __init__(self, path, *, bint load_mtp=False, mtp_file=None, drafter=None, kv_overrides=None, str isa="auto"):
         cdef native.ModelParams params
         params.path = native_path(path)
         params.load_mtp = load_mtp
+        if mtp_file is not None:
+            params.mtp_file = native_path(mtp_file)
         if drafter is not None:
             params.drafter = native_path(drafter)
         params.isa = isa.encode()

@@ -276,8 +276,7 @@ class Llama:
         )
         weights: dict[str, Any] = {
             "kv_overrides": kv_overrides,
-            "load_mtp": speculation is not None and speculation.needs_mtp,
-            "drafter": speculation.drafter if speculation is not None else None,
+            **(speculation.model_arguments if speculation is not None else {}),
         }
         sizes = {name: engine_options[name] for name in ("n_seq_max", "n_ubatch", "type_k", "type_v")}
         sizes["swa_full"] = swa_full is None or bool(swa_full) or self._shifts

@@ -92,21 +92,26 @@ class SpeculationOptions:
         return "draft-dflash" in self.types if self.samples is None else self.samples
 
     @property
-    def needs_mtp(self) -> bool:
-        """The target is to be loaded with its blocks of multi-token prediction."""
-        return self.is_on and "draft-mtp" in self.types
-
-    @property
-    def drafter(self) -> str | None:
-        """File of the drafter that the target is to be loaded with."""
-        if not (self.is_on and "draft-dflash" in self.types):
-            return None
-        if not self.draft_model:
+    def model_arguments(self) -> dict[str, Any]:
+        """What the target is to be loaded with: arguments of `pyllama._engine.Model`. Raises `InvalidArgument`."""
+        if not self.is_on:
+            return {}
+        has_own_file = "draft-simple" in self.types or "draft-dflash" in self.types
+        predicts = "draft-mtp" in self.types
+        if "draft-dflash" in self.types and not self.draft_model:
             raise InvalidArgument("draft-dflash needs a drafter (--spec-draft-model)")
+        if "draft-dflash" in self.types and "draft-simple" in self.types:
+            raise InvalidArgument("draft-simple and draft-dflash need a draft model each; there is one option for it")
+        arguments: dict[str, Any] = {"load_mtp": predicts}
+        if "draft-dflash" in self.types:
+            arguments["drafter"] = self._existing_file()
+        if predicts and self.draft_model and not has_own_file:
+            arguments["mtp_file"] = self._existing_file()
+        return arguments
+
+    def _existing_file(self) -> str:
         if not Path(self.draft_model).is_file():
             raise InvalidArgument(f"the draft model: there is no file {self.draft_model!r}")
-        if "draft-simple" in self.types:
-            raise InvalidArgument("draft-simple and draft-dflash need a draft model each; there is one option for it")
         return self.draft_model
 
     @property
@@ -115,7 +120,7 @@ class SpeculationOptions:
 
 
 def speculation_from_options(options: Any, draft_model: str = "") -> SpeculationOptions:
-    """Of the parsed options of llama-server or llama-cli; draft_model: the local file that they mean, if any."""
+    """Of parsed options: llama-server's, llama-cli's, llama-bench's. draft_model: the local file they mean, if any."""
     types = () if "none" in options.spec_type else tuple(dict.fromkeys(options.spec_type))
     mod = (options.spec_ngram_mod_n_match, options.spec_ngram_mod_n_min, options.spec_ngram_mod_n_max)
     if options.spec_default:
@@ -142,7 +147,7 @@ def speculation_from_options(options: Any, draft_model: str = "") -> Speculation
         ngram_mod=mod,
         lookup_static=options.values.get("lookup_cache_static", ""),  # llama-cli has neither
         lookup_dynamic=options.values.get("lookup_cache_dynamic", ""),
-        adaptive=options.spec_adaptive,
+        adaptive=options.values.get("spec_adaptive", False),  # llama-bench verifies every draft whole
         synthetic_length=options.spec_synth_len,
         synthetic_rates=tuple(options.spec_synth_rates),
         type_k=options.spec_draft_type_k,

@@ -206,8 +206,7 @@ def open_model(settings: ServerSettings, placed: Placed) -> Any:
         n_threads=settings.n_threads_batch or settings.n_threads,
         check_tensors=settings.check_tensors,
         kv_overrides=settings.kv_overrides or None,
-        load_mtp=settings.speculation.needs_mtp,
-        drafter=settings.speculation.drafter,
+        **settings.speculation.model_arguments,
         **placed.arguments,
     )
 
@@ -230,8 +229,7 @@ def place_settings(settings: ServerSettings, sizes: Mapping[str, Any]) -> Placed
         sizes=sizes,
         draft=settings.speculation.draft_to_place(sizes),
         kv_overrides=settings.kv_overrides or None,
-        load_mtp=settings.speculation.needs_mtp,
-        drafter=settings.speculation.drafter,
+        **settings.speculation.model_arguments,
     )
     for line in placed.lines:
         log.info("%s", line)

@@ -44,6 +44,7 @@ class Device {
   const Driver& driver() const { return *driver_; }
   const DriverApi& api() const { return driver_->api(); }
   const DeviceInfo& info() const { return info_; }
+  CUcontext context() const { return context_; }
   // For the calling thread.
   void make_current() const;
   size_t free_bytes() const;

@@ -18,6 +18,7 @@
 #include "cuda/inputs.h"
 #include "cuda/kernels/params.h"
 #include "cuda/launches.h"
+#include "cuda/peer_sums.h"
 #include "cuda/recorder.h"
 #include "cuda/row_tables.h"
 #include "cuda/slabs.h"
@@ -216,6 +217,7 @@ class CudaOps final : public Ops {
   Inputs inputs_;
   Staging staging_;
   Recorder recorder_;
+  PeerSums peer_sums_;
   PinnedMemory host_;
   struct KnownTables {
     std::vector<int32_t> contents;

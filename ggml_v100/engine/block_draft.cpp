@@ -1,5 +1,7 @@
 // Drafts by a drafter of whole blocks: one pass for the blocks of all sequences, on pages that are given back.
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/error.h"
 #include "engine/borrowed_pages.h"
@@ -8,6 +10,91 @@
 #include "sampling/row_scan.h"
 
 namespace v100 {
+
+namespace {
+
+// One pass of the drafter: its states on the rank that has it, their logits on all that have rows of the output matrix, then
+// the lattices. Shared with the ranks, so that it is there for as long as one of them works with it.
+struct BlockPass {
+  Ubatch ubatch;
+  int32_t block_rows = 0, n_draft = 0;
+  std::vector<int32_t> anchors;
+  std::vector<DraftLattice> lattices;
+
+  void allocate(const DFlash& drafter, const Hyperparameters& hp, int32_t n_ranks) {
+    hidden_ = hp.hidden;
+    has_head_ = drafter.has_head();
+    width_ = !has_head_                       ? hp.vocab
+             : drafter.draft_tokens().empty() ? hp.vocab
+                                              : static_cast<int32_t>(drafter.draft_tokens().size());
+    const auto n = ubatch.outputs.size();
+    logits_.resize(n * static_cast<size_t>(width_));
+    if (n_ranks > 1 && !has_head_) states_.resize(n * static_cast<size_t>(hidden_));
+  }
+
+  void compute_states(const Rank& rank) {
+    if (rank.text().block_drafter() == nullptr) return;
+    Ops& ops = rank.ops();
+    scope_.emplace(ops);
+    const Tensor all = rank.block_states(ubatch, block_rows);
+    drafted_ = ops.gather_rows(all, ubatch.outputs);  // [drafts * n_draft, E]
+    if (!states_.empty()) ops.read(drafted_, states_);
+  }
+
+  void compute_logits(const Rank& rank) {
+    const bool has_drafter = rank.text().block_drafter() != nullptr;
+    if (has_head_ && !has_drafter) return;
+    Ops& ops = rank.ops();
+    const Ops::Scope scope(ops);
+    Tensor states = drafted_;
+    if (!has_drafter) {
+      states = ops.create(static_cast<int32_t>(ubatch.outputs.size()), hidden_);
+      ops.write_bytes(reinterpret_cast<const std::byte*>(states_.data()), reinterpret_cast<std::byte*>(states.data),
+                      states_.size() * sizeof(float));
+    }
+    const Tensor part = has_drafter ? rank.text().block_head(ops, states) : rank.text().head(ops, states);
+    if (part.features == width_) {
+      ops.read(part, logits_);
+      return;
+    }
+    const auto first = static_cast<size_t>(rank.text().vocabulary().begin);
+    for (int32_t i = 0; i < part.rows && part.features > 0; ++i)
+      ops.read({part.row(i), 1, part.features},
+               {logits_.data() + static_cast<size_t>(i) * static_cast<size_t>(width_) + first,
+                static_cast<size_t>(part.features)});
+  }
+
+  void make_lattices(const Rank& rank) {
+    const DFlash* drafter = rank.text().block_drafter();
+    if (drafter == nullptr) return;
+    const auto width = static_cast<size_t>(width_);
+    const auto k = static_cast<size_t>(drafter->candidates(width_));
+    std::vector<Candidate> chosen;
+    std::vector<int32_t> ids;
+    std::vector<float> of_ids;
+    for (size_t i = 0; i < anchors.size(); ++i) {
+      const auto first = static_cast<int32_t>(i) * n_draft;
+      ids.clear(), of_ids.clear();
+      for (int32_t t = first; t < first + n_draft; ++t) {
+        select_first_of_untrusted(std::span(logits_).subspan(static_cast<size_t>(t) * width, width), k, chosen);
+        for (const Candidate& c : chosen) ids.push_back(c.token), of_ids.push_back(c.logit);
+      }
+      lattices.push_back(
+          drafter->lattice(rank.ops(), anchors[i], {drafted_.row(first), n_draft, drafted_.features}, ids, of_ids));
+    }
+    scope_.reset();
+  }
+
+ private:
+  int32_t hidden_ = 0, width_ = 0;
+  bool has_head_ = false;
+  std::optional<Ops::Scope> scope_;  // of the rank with the drafter
+  Tensor drafted_;
+  std::vector<float> states_;  // for the others, where they have rows of the output matrix; else empty
+  std::vector<float> logits_;  // [drafts * n_draft, width]
+};
+
+}  // namespace
 
 std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, int32_t n_draft) {
   const std::lock_guard lock(mutex_);
@@ -51,35 +138,18 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
     }
   }
   fill_rope_tables();
+  const auto pass = std::make_shared<BlockPass>();
   const Rows rows{u.tokens, u.positions, u.positions, u.visible, u.sequences};
   const Rows windowed{u.tokens, u.positions, u.positions, u.windowed, u.windowed_sequences};
-  std::vector<DraftLattice> lattices;
-  ranks_->on_each([&](const Rank& rank) {
-    Ops& ops = rank.ops();
-    const Ops::Scope scope(ops);
-    const Tensor all = rank.block_states({rows, windowed, u.tables, u.block_tables, u.outputs}, block_rows);
-    const Tensor states = ops.gather_rows(all, u.outputs);  // [drafts * n_draft, E]
-    const Tensor logits = rank.text().block_head(ops, states);
-    std::vector<float> values(static_cast<size_t>(logits.size()));
-    ops.read(logits, values);
-    const int32_t k = drafter->candidates(logits.features);
-    std::vector<Candidate> chosen;
-    std::vector<int32_t> ids;
-    std::vector<float> of_ids;
-    for (size_t i = 0; i < work.size(); ++i) {
-      const auto first = static_cast<int32_t>(i) * n_draft;
-      ids.clear(), of_ids.clear();
-      for (int32_t t = first; t < first + n_draft; ++t) {
-        const auto width = static_cast<size_t>(logits.features);
-        select_first_of_untrusted(std::span(values).subspan(static_cast<size_t>(t) * width, width),
-                                  static_cast<size_t>(k), chosen);
-        for (const Candidate& c : chosen) ids.push_back(c.token), of_ids.push_back(c.logit);
-      }
-      lattices.push_back(
-          drafter->lattice(ops, work[i].last, {states.row(first), n_draft, states.features}, ids, of_ids));
-    }
-  });
-  return lattices;
+  pass->ubatch = {rows, windowed, u.tables, u.block_tables, u.outputs};
+  pass->block_rows = block_rows;
+  pass->n_draft = n_draft;
+  for (const BlockWork& w : work) pass->anchors.push_back(w.last);
+  pass->allocate(*drafter, model_->text().hyperparameters(), ranks_->size());
+  ranks_->on_each([pass](const Rank& rank) { pass->compute_states(rank); });
+  ranks_->on_each([pass](const Rank& rank) { pass->compute_logits(rank); });
+  ranks_->on_each([pass](const Rank& rank) { pass->make_lattices(rank); });
+  return std::move(pass->lattices);
 }
 
 }  // namespace v100

@@ -12,7 +12,6 @@ namespace {
 
 // What the ranks need to move keys down; shared, so that it is there for as long as one of them works with it.
 struct KeyMove {
-  std::vector<KeyRotation> rotations;
   // One table for all rows: each is turned by the same angles. Without the magnitude, which the stored keys have already.
   std::vector<RopeTableBuffer> buffers;
   std::vector<RopeTable> tables;
@@ -21,6 +20,7 @@ struct KeyMove {
 
   void run(const Rank& rank) const {
     Ops& ops = rank.ops();
+    const std::vector<KeyRotation> rotations = rank.text().key_rotations();
     // Ascending, each piece read before it is written: what is overwritten has been read, since tokens only move down.
     std::vector<int32_t> indices;
     std::vector<RowRange> visible;
@@ -84,7 +84,6 @@ void Engine::move_down(int32_t sequence, std::span<const TokenMove> moves) {
   for (const TokenMove& move : moves) {
     if (move.from == move.to || move.length == 0) continue;
     const auto key_move = std::make_shared<KeyMove>();
-    key_move->rotations = model_->text().key_rotations();
     key_move->move = move;
     const auto pages = memory_.pages(sequence);
     key_move->pages.assign(pages.begin(), pages.end());

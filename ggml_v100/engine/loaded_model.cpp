@@ -12,6 +12,7 @@
 #include "cuda/backend.h"
 #include "model/architectures.h"
 #include "model/drafted_model.h"
+#include "model/prediction_file.h"
 #include "ops/reference.h"
 #include "quants/file_types.h"
 
@@ -45,6 +46,11 @@ std::string size_text(int64_t n_params) {
 
 }  // namespace
 
+std::shared_ptr<const GgufFile> open_files(const ModelParams& params) {
+  auto file = GgufFile::open(params.path);
+  return params.mtp_file.empty() ? file : with_prediction_blocks(file, GgufFile::open(params.mtp_file));
+}
+
 std::unique_ptr<Backend> create_backend(const std::string& device, const std::string& isa) {
   if (const auto ordinal = cuda_ordinal(device)) return create_cuda_backend(*ordinal);
   if (isa == "reference") return create_reference_backend();
@@ -73,9 +79,7 @@ void add_tensors(Fnv1a& hash, const GgufFile& file, size_t sample_bytes) {
 }
 
 LoadedModel::LoadedModel(const ModelParams& params)
-    : file_(GgufFile::open(params.path)),
-      metadata_(file_, params.kv_overrides),
-      placement_(place(params, *file_, metadata_)) {
+    : file_(open_files(params)), metadata_(file_, params.kv_overrides), placement_(place(params, *file_, metadata_)) {
   if (params.n_threads < 0)
     throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
   ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());
@@ -95,10 +99,11 @@ LoadedModel::LoadedModel(const ModelParams& params)
   }
 }
 
-// On the one device of the model. Saved sequences hold its keys and values too.
+// As a whole on the first device, which sees the residual stream of all layers. Saved sequences hold its keys and values
+// too.
 void LoadedModel::load_drafter(const ModelParams& params, ThreadPool& pool) {
-  if (placement_.ranks() > 1)
-    throw InvalidArgument("a DFlash drafter beside a model on several devices is not supported yet");
+  if (placement_.ranks() > 1 && placement_.mode() != SplitMode::tensor)
+    throw InvalidArgument("a DFlash drafter beside a model on several devices needs --split-mode tensor");
   const auto file = GgufFile::open(params.drafter);
   const Metadata metadata(file, {});
   Shard shard(placement_, 0);

@@ -20,6 +20,7 @@ struct ModelParams {
   bool check_tensors = false;
   std::string drafter;    // path of a DFlash drafter made for the model; empty: none
   bool load_mtp = false;  // blocks of multi-token prediction, where the file has them
+  std::string mtp_file;   // path of a file that has them; empty: the model's own
   MetadataOverrides kv_overrides;
   std::string isa;  // "auto" or one of available_isas()
   PlacementParams placement;
@@ -63,6 +64,9 @@ class LoadedModel {
   uint64_t size_bytes_ = 0;
   uint64_t fingerprint_ = 0;
 };
+
+// The model's file, joined with that of its prediction blocks where there is one. Throws GgufError, ModelError.
+std::shared_ptr<const GgufFile> open_files(const ModelParams& params);
 
 // The placement of a model that is about to be loaded. Throws InvalidArgument, ModelError.
 Placement place(const ModelParams& params, const GgufFile& file, const Metadata& metadata);

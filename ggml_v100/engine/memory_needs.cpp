@@ -49,7 +49,7 @@ size_t compute_bytes(const TextModel& text, int64_t n_ubatch, int64_t n_outputs)
 
 MemoryNeeds::MemoryNeeds(const ModelParams& params)
     : params_(params),
-      file_(GgufFile::open(params.path)),
+      file_(open_files(params)),
       drafter_(params.drafter.empty() ? nullptr : GgufFile::open(params.drafter)),
       metadata_(file_, params.kv_overrides),
       hyperparameters_(read_hyperparameters(metadata_)) {}

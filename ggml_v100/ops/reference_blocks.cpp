@@ -341,8 +341,8 @@ void encode_kv(QuantType type, const float* values, std::byte* encoded, int32_t 
       for (int32_t block = 0; block < features / 32; ++block) encode_q4_0(values + block * 32, encoded + block * 18);
       return;
     default:
-      throw InvalidArgument("KV cache type " + std::string(traits(type).name) +
-                            " is not one of f32, f16, bf16, q8_0, q4_0");
+      throw InvalidArgument("a KV cache of type " + std::string(traits(type).name) +
+                            " cannot be on a CPU; expected f32, f16, bf16, q8_0, q4_0");
   }
 }
 
@@ -358,7 +358,8 @@ size_t kv_row_bytes(QuantType type, int32_t head_dim) {
     case QuantType::Q4_0:
       break;
     default:
-      throw InvalidArgument("KV cache type " + std::string(t.name) + " is not one of f32, f16, bf16, q8_0, q4_0");
+      throw InvalidArgument("a KV cache of type " + std::string(t.name) +
+                            " cannot be on a CPU; expected f32, f16, bf16, q8_0, q4_0");
   }
   if (head_dim < 1 || head_dim % t.block_values != 0)
     throw InvalidArgument("KV cache type " + std::string(t.name) + " needs heads of a multiple of " +

@@ -41,8 +41,15 @@ void RankGroup::fail(int32_t rank, const std::string& cause) noexcept {
       failure_ = "a rank failed";  // fits without memory
     }
     failed_ = true;
+    failures_.fetch_add(1, std::memory_order_relaxed);
+    for (const auto& alarm : alarms_) alarm->store(1);
   }
   wake_.notify_all();
+}
+
+void RankGroup::add_alarm(std::shared_ptr<std::atomic<uint32_t>> alarm) {
+  const std::lock_guard lock(mutex_);
+  alarms_.push_back(std::move(alarm));
 }
 
 std::optional<std::string> RankGroup::failure() const {

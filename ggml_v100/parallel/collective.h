@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -50,6 +51,12 @@ class RankGroup {
   int64_t beats(int32_t rank) const;
   bool is_waiting(int32_t rank) const;
 
+  const std::vector<std::string>& names() const { return names_; }
+  // Becomes 1 when a rank fails, so that whatever waits outside this object can stop. Whoever waits sets it back.
+  void add_alarm(std::shared_ptr<std::atomic<uint32_t>> alarm);
+  // Calls of fail() that were the first of their call so far.
+  int64_t failures() const { return failures_.load(std::memory_order_relaxed); }
+
   void inject(InjectedFault fault);
 
  private:
@@ -79,6 +86,8 @@ class RankGroup {
   mutable std::mutex mutex_;  // of the failure, and of sleeping
   std::condition_variable wake_;
   std::string failure_;
+  std::vector<std::shared_ptr<std::atomic<uint32_t>>> alarms_;
+  std::atomic<int64_t> failures_{0};
   std::atomic<bool> has_fault_{false};
   InjectedFault fault_;
 };
@@ -91,6 +100,8 @@ class RankSeat {
 
   bool is_alone() const { return group_ == nullptr; }
   bool is_rank(int32_t rank) const { return group_ != nullptr && rank == rank_; }
+  int32_t rank() const { return rank_; }
+  RankGroup* group() const { return group_; }  // nullptr: of a rank that is alone
   void all_reduce(float* data, int64_t count) const {
     if (group_ != nullptr) group_->all_reduce(rank_, data, count);
   }

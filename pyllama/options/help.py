@@ -12,7 +12,7 @@ SECTIONS = (
     ("example-specific params", ("server", "cli", "scoring", "tokenize", "multimodal", "router", "preset")),
 )
 
-BENCH_SECTIONS = (("options", ("bench",)),)
+BENCH_SECTIONS = (("options", ("bench",)), ("speculative params, one value each", ("speculative",)))
 
 NAME_WIDTH = 40
 HELP_WIDTH = 80

@@ -13,6 +13,7 @@ from pyllama.download.model_options import with_local_models
 from pyllama.errors import PyllamaError
 from pyllama.options import Options, parse_options
 
+from .bench_drafts import speculation_of
 from .bench_matrix import BenchTest, expand
 from .bench_output import Printer, make_printer
 from .bench_run import Runner
@@ -57,6 +58,7 @@ def run_all(
         warmup=not options.no_warmup,
         numa=options.numa,
         priority=options.prio,
+        speculation=None if (speculation := speculation_of(options)) is None else speculation.resolved(),
         progress=progress,
     ) as runner:
         for index, test in enumerate(tests):

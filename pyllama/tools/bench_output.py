@@ -2,17 +2,27 @@
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from pyllama.devices import is_host, this_machine
 from pyllama.options import Options, options_of
 from pyllama.options.version import build_info
 
+from .bench_drafts import speculation_of
 from .bench_run import BenchResult
 from .cpu_info import cpu_name
 
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+
+SPECULATION_FIELDS: dict[str, str] = {
+    "spec_type": "TEXT",
+    "spec_draft_model": "TEXT",
+    "draft_n_max": "INTEGER",
+    "draft_n": "INTEGER",
+    "draft_n_accepted": "INTEGER",
+}
+"""Columns behind the others, of runs with drafts. The last two are sums over the repetitions."""
 
 FIELDS: dict[str, str] = {
     "build_commit": "TEXT",
@@ -60,8 +70,13 @@ FIELDS: dict[str, str] = {
 }
 
 
-def record(result: BenchResult) -> dict[str, Any]:
-    """The values of `FIELDS` for one result. Flags are bool, `avg_ts` and `stddev_ts` tokens per second."""
+def fields_of(options: Options) -> dict[str, str]:
+    """The columns of a call and their types."""
+    return FIELDS | (SPECULATION_FIELDS if speculation_of(options) is not None else {})
+
+
+def record(result: BenchResult, fields: Mapping[str, str] = FIELDS) -> dict[str, Any]:
+    """The values of `fields` for one result. Flags are bool, `avg_ts` and `stddev_ts` tokens per second."""
     parameters = result.test.parameters
     build_number, build_commit = build_info()
     values: dict[str, Any] = {
@@ -108,7 +123,15 @@ def record(result: BenchResult) -> dict[str, Any]:
         "avg_ts": result.avg_ts,
         "stddev_ts": result.stddev_ts,
     }
-    return {name: values[name] for name in FIELDS}
+    if (speculation := result.speculation) is not None:
+        values |= {
+            "spec_type": ",".join(speculation.types),
+            "spec_draft_model": speculation.draft_model,
+            "draft_n_max": speculation.n_max,
+            "draft_n": result.n_drafted,
+            "draft_n_accepted": result.n_accepted,
+        }
+    return {name: values[name] for name in fields}
 
 
 def backends(devices: Sequence[str]) -> str:
@@ -140,34 +163,34 @@ class Printer(Protocol):
 
 
 class CsvPrinter:
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, fields: Mapping[str, str]) -> None:
+        self._out, self._fields = out, fields
         self._writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
 
     def header(self) -> None:
-        print(",".join(FIELDS), file=self._out, flush=True)
+        print(",".join(self._fields), file=self._out, flush=True)
 
     def row(self, result: BenchResult) -> None:
-        self._writer.writerow([_plain(value) for value in record(result).values()])
+        self._writer.writerow([_plain(value) for value in record(result, self._fields).values()])
         self._out.flush()
 
     def footer(self) -> None:
         pass
 
 
-def _with_samples(result: BenchResult) -> dict[str, Any]:
-    return {**record(result), "samples_ns": list(result.samples_ns), "samples_ts": list(result.samples_ts)}
+def _with_samples(result: BenchResult, fields: Mapping[str, str]) -> dict[str, Any]:
+    return {**record(result, fields), "samples_ns": list(result.samples_ns), "samples_ts": list(result.samples_ts)}
 
 
 class JsonLinesPrinter:
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, fields: Mapping[str, str]) -> None:
+        self._out, self._fields = out, fields
 
     def header(self) -> None:
         pass
 
     def row(self, result: BenchResult) -> None:
-        print(json.dumps(_with_samples(result)), file=self._out, flush=True)
+        print(json.dumps(_with_samples(result, self._fields)), file=self._out, flush=True)
 
     def footer(self) -> None:
         pass
@@ -176,15 +199,16 @@ class JsonLinesPrinter:
 class JsonPrinter:
     """One array, written as the results come."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, fields: Mapping[str, str]) -> None:
+        self._out, self._fields = out, fields
         self._first = True
 
     def header(self) -> None:
         print("[", file=self._out)
 
     def row(self, result: BenchResult) -> None:
-        lines = [f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in _with_samples(result).items()]
+        values = _with_samples(result, self._fields)
+        lines = [f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items()]
         separator = "" if self._first else ",\n"
         print(separator + "  {\n" + ",\n".join(lines) + "\n  }", end="", file=self._out, flush=True)
         self._first = False
@@ -194,16 +218,18 @@ class JsonPrinter:
 
 
 class SqlPrinter:
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
+    def __init__(self, out: TextIO, fields: Mapping[str, str]) -> None:
+        self._out, self._fields = out, fields
 
     def header(self) -> None:
-        columns = ",\n".join(f"  {name} {kind}" for name, kind in FIELDS.items())
+        columns = ",\n".join(f"  {name} {kind}" for name, kind in self._fields.items())
         print(f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n", file=self._out, flush=True)
 
     def row(self, result: BenchResult) -> None:
-        values = ", ".join("'" + _plain(value).replace("'", "''") + "'" for value in record(result).values())
-        print(f"INSERT INTO llama_bench ({', '.join(FIELDS)}) VALUES ({values});", file=self._out, flush=True)
+        values = ", ".join(
+            "'" + _plain(value).replace("'", "''") + "'" for value in record(result, self._fields).values()
+        )
+        print(f"INSERT INTO llama_bench ({', '.join(self._fields)}) VALUES ({values});", file=self._out, flush=True)
 
     def footer(self) -> None:
         pass
@@ -229,7 +255,8 @@ class MarkdownPrinter:
         shown = [
             (name, width, ">") for name, width, dest in self.OPTIONAL if options.values.get(dest) != defaults.get(dest)
         ]
-        self._columns = (*self.FIXED, *shown, *self.LAST)
+        drafts = [("drafts", 24, ">"), ("stood", 6, ">")] if speculation_of(options) is not None else []
+        self._columns = (*self.FIXED, *shown, *drafts, *self.LAST)
 
     def header(self) -> None:
         self._line([name for name, _, _ in self._columns])
@@ -249,6 +276,8 @@ class MarkdownPrinter:
             "type_k": parameters["cache_type_k"],
             "type_v": parameters["cache_type_v"],
             "fa": FLASH_ATTENTION[parameters["flash_attn"]],
+            "drafts": ",".join(result.speculation.types) if result.speculation is not None else "",
+            "stood": f"{result.n_accepted / result.n_drafted:.3f}" if result.n_drafted else "-",
             "test": result.test.name,
             "t/s": f"{result.avg_ts:.2f} ± {result.stddev_ts:.2f}",
         }
@@ -276,8 +305,9 @@ def make_printer(kind: str, out: TextIO, options: Options) -> Printer:
     """kind: md, csv, json, jsonl or sql."""
     if kind == "md":
         return MarkdownPrinter(out, options)
+    fields = fields_of(options)
     if kind == "csv":
-        return CsvPrinter(out)
+        return CsvPrinter(out, fields)
     if kind == "json":
-        return JsonPrinter(out)
-    return JsonLinesPrinter(out) if kind == "jsonl" else SqlPrinter(out)
+        return JsonPrinter(out, fields)
+    return JsonLinesPrinter(out, fields) if kind == "jsonl" else SqlPrinter(out, fields)

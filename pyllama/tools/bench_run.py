@@ -1,8 +1,10 @@
 """Running llama-bench's tests on the engine.
 
-Only `Engine.decode` is inside the clock; token ids are drawn before it starts.
+Only `Engine.decode`, or with drafts their making and `Engine.step`, is inside the clock; token ids are drawn before it
+starts.
 """
 
+import contextlib
 import random
 import sys
 import time
@@ -17,8 +19,10 @@ from typing import Any, TextIO
 from pyllama.devices import this_machine
 from pyllama.errors import InvalidArgument
 from pyllama.placement import PlacementRequest, chosen
+from pyllama.speculation import MOST_ROWS, SpeculationOptions
 from pyllama.thread_placement import thread_cpus
 
+from .bench_drafts import DraftedGeneration
 from .bench_matrix import BenchTest
 
 PAGE = 256
@@ -38,12 +42,18 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """`samples_ns`: duration of every repetition, in nanoseconds. `started`: UTC time at which the test began."""
+    """`samples_ns`: duration of every repetition, in nanoseconds. `started`: UTC time at which the test began.
+
+    speculation: how drafts were made, if they were; n_drafted, n_accepted: of all repetitions.
+    """
 
     test: BenchTest
     model: ModelFacts
     started: datetime
     samples_ns: tuple[int, ...]
+    speculation: SpeculationOptions | None = None
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     @property
     def samples_ts(self) -> tuple[float, ...]:
@@ -83,11 +93,13 @@ class Runner:
         warmup: bool,
         numa: str | None = None,
         priority: int = 0,
+        speculation: SpeculationOptions | None = None,
         progress: TextIO | None = None,
     ) -> None:
         self._native = native
         self._numa = numa
         self._priority = priority
+        self._speculation = speculation
         self._repetitions = repetitions
         self._warmup = warmup
         self._progress = progress
@@ -109,37 +121,52 @@ class Runner:
         """Warm up, then time every repetition. Raises the engine's errors."""
         self._tell(label, test, "loading")
         model = self._load(test)
-        engine = self._native.Engine(
-            model,
-            n_ctx=-(-(test.n_depth + test.n_prompt + test.n_gen) // PAGE) * PAGE,
-            n_seq_max=2 if test.n_depth else 1,
-            n_batch=test.parameters["batch_size"],
-            n_ubatch=min(test.parameters["ubatch_size"], test.parameters["batch_size"]),
-            n_threads=test.parameters["threads"],
-            n_threads_batch=test.parameters["threads"],
-            type_k=test.parameters["cache_type_k"],
-            type_v=test.parameters["cache_type_v"],
-            thread_cpus=thread_cpus(
+        n_tokens = test.n_depth + test.n_prompt + test.n_gen
+        if self._speculation is not None:
+            n_tokens += MOST_ROWS  # a draft reaches beyond the end
+        arguments = {
+            "n_ctx": -(-n_tokens // PAGE) * PAGE,
+            "n_seq_max": 2 if test.n_depth else 1,
+            "n_batch": test.parameters["batch_size"],
+            "n_ubatch": min(test.parameters["ubatch_size"], test.parameters["batch_size"]),
+            "n_threads": test.parameters["threads"],
+            "n_threads_batch": test.parameters["threads"],
+            "type_k": test.parameters["cache_type_k"],
+            "type_v": test.parameters["cache_type_v"],
+            "thread_cpus": thread_cpus(
                 mask="" if test.parameters["cpu_mask"] in NO_MASK else test.parameters["cpu_mask"],
                 strict=bool(test.parameters["cpu_strict"]),
                 numa=self._numa,
             ),
-            thread_priority=self._priority,
-            thread_poll=test.parameters["poll"],
-        )
-        try:
-            return self._measure(engine, model, test, label)
-        finally:
-            engine.close()
+            "thread_priority": self._priority,
+            "thread_poll": test.parameters["poll"],
+        }
+        with contextlib.ExitStack() as opened:
+            engine = self._native.Engine(model, **arguments)
+            opened.callback(engine.close)
+            drafted = None
+            if self._speculation is not None and test.n_gen:
+                beside = self._speculation.beside(model.devices)
+                drafted = DraftedGeneration(self._native, engine, model, beside, arguments)
+                opened.callback(drafted.close)
+            return self._measure(engine, model, test, label, drafted)
 
-    def _measure(self, engine: Any, model: Any, test: BenchTest, label: str) -> BenchResult:
+    def _measure(
+        self, engine: Any, model: Any, test: BenchTest, label: str, drafted: DraftedGeneration | None
+    ) -> BenchResult:
+        def generate(generated: list[int]) -> None:
+            if drafted is not None and generated:
+                drafted.generate(generated[0], len(generated))
+            else:
+                _decode_each(engine, generated)
+
         tokens = _Tokens(model)
         if self._warmup:
             self._tell(label, test, "warm-up")
             if test.n_prompt:
                 _decode_prompt(engine, tokens.prompt(test.n_prompt), test.parameters["batch_size"])
             if test.n_gen:
-                _decode_each(engine, tokens.prompt(1))
+                generate(tokens.prompt(1))
             engine.clear(0)
         if test.n_depth:
             self._tell(label, test, f"filling the cache to {test.n_depth}")
@@ -154,13 +181,14 @@ class Runner:
             generated = tokens.prompt(test.n_gen) if not test.n_prompt else tokens.random(test.n_gen)
             start = time.perf_counter_ns()
             _decode_prompt(engine, prompt, test.parameters["batch_size"])
-            _decode_each(engine, generated)
+            generate(generated)
             samples.append(max(time.perf_counter_ns() - start, 1))
             engine.clear(0)
             if test.n_depth:
                 engine.fork(DEPTH_SEQUENCE, 0, test.n_depth)
         facts = ModelFacts(model.path, model.description, model.size_bytes, model.n_params, model.devices)
-        return BenchResult(test, facts, started, tuple(samples))
+        counts = (drafted.n_drafted, drafted.n_accepted) if drafted is not None else (0, 0)
+        return BenchResult(test, facts, started, tuple(samples), self._speculation, *counts)
 
     def _load(self, test: BenchTest) -> Any:
         path, placement = test.parameters["model"], test.placement
@@ -172,7 +200,8 @@ class Runner:
             arguments, warnings = chosen(placement, this_machine(with_gpus=placement.looks_for_gpus))
             for warning in warnings:
                 print(f"llama-bench: {warning}", file=sys.stderr)
-            self._model = self._native.Model(path, n_threads=test.parameters["threads"], **arguments)
+            drafts = self._speculation.model_arguments if self._speculation is not None else {}
+            self._model = self._native.Model(path, n_threads=test.parameters["threads"], **arguments, **drafts)
             self._loaded = (path, placement)
         return self._model
 

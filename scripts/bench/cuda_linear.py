@@ -22,7 +22,7 @@ import numpy as np
 from compile_kernels import MAGIC, sources_key
 from support.cuda_device import Array, Card, Device
 from support.cuda_linear import PROMPT_TILES, Job, Panel, Weight, make_panel, run_linear, run_linear_prompt
-from support.random_blocks import TYPES, block_size
+from support.random_blocks import RARE_TYPES, TYPES, block_size
 
 SHAPES = ((17408, 5120), (5120, 17408), (248320, 5120))  # out, in: up, down and LM head of a 27B model
 COPIES_BYTES = 1 << 31  # of weights, all different addresses: no cache holds them
@@ -55,7 +55,7 @@ def random_weight(device: Device, type_name: str, out_features: int, in_features
     values, size = block_size(type_name)
     n_bytes = -(-out_features // 32) * 32 * (in_features // values) * size
     packed = device.empty((n_bytes,), np.uint8)
-    noise = device.put(np.random.default_rng(0).integers(0, 100, min(n_bytes, 1 << 26), dtype=np.uint8))
+    noise = device.put(np.random.default_rng(0).integers(0, 256, min(n_bytes, 1 << 26), dtype=np.uint8))
     for at in range(0, n_bytes, noise.bytes):
         copy(device, packed.address + at, noise.address, min(noise.bytes, n_bytes - at))
     device.synchronize()
@@ -100,7 +100,7 @@ def prompt_line(device: Device, weights: list[Weight], x: Array, y: Array, tile:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0", "Q4_K", "Q6_K"], choices=TYPES)
+    parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0", "Q4_K", "Q6_K"], choices=TYPES + RARE_TYPES)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 32, 64])
     arguments = parser.parse_args()
     device = open_device()

@@ -6,27 +6,18 @@ EMULATED_CUDA=1 takes the emulated device on a machine with a driver, too.
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 
 import pytest
 
 import compile_kernels
-from support.cuda_device import Card, Device
-
-
-def has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+from support.cuda_device import Card, Device, takes_emulated_device
 
 
 @pytest.fixture(scope="session")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
-    if os.environ.get("EMULATED_CUDA", "0") != "0" or not has_driver():
+    if takes_emulated_device():
         from support.emulated_cuda import NoCompilerError
         from support.emulated_cuda.device import EmulatedDevice
 

@@ -25,7 +25,8 @@ def test_outputs_of_any_size_match_float64(device: Device, type_name: str) -> No
         features = blocks * values
         packed, decoded = random_rows(type_name, out_features, features, source)
         weight = pack(device, type_name, packed, features)
-        for rows in ROWS:
+        is_large = features * out_features > 200_000
+        for rows in (1, 16, 33) if is_large and device.is_emulated else ROWS:
             x = activations(rows, features, source)
             y = device.empty((rows, out_features))
             run_linear(device, make_panel(device, device.put(x)), [Job(weight, y)])

@@ -26,8 +26,9 @@ from pyllama._engine import (
     Sampler,
     Speculator,
     Work,
+    backend_info,
 )  # fmt: skip
-from pyllama.errors import InvalidArgument, OutOfMemory
+from pyllama.errors import DeviceError, InvalidArgument, OutOfMemory
 from support.adapters import random_matrices, write_adapter, write_control_vector
 from support.cuda_engine import cuda_devices
 from support.logits import assert_same_bits, greedy_tokens, log_softmax, position_logits
@@ -39,9 +40,10 @@ from support.tiny_models import write_tiny_model
 from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 UNITS = (
-    "rows", "rows_panel", "row_moves", "streams", "block_conv", "panel", "repack", "kv_append", "block_index",
-    "sparse_attention", "delta_net", "causal_conv", "routing", "attention_decode_64", "attention_prompt_64",
-    "linear_f32", "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
+    "rows", "rows_panel", "row_moves", "all_reduce", "streams", "block_conv", "panel", "repack", "kv_append",
+    "block_index", "sparse_attention", "delta_net", "causal_conv", "routing", "linear_f32",
+    "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
+    "attention_decode_64", "attention_prompt_64", "attention_decode_64_counted", "attention_prompt_64_counted",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -101,6 +103,11 @@ def llama_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def hybrid_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(tmp_path_factory.mktemp("cuda_models") / "hybrid.gguf", "qwen35")
+
+
+def require_two_devices() -> None:
+    if "CUDA1" not in backend_info()["devices"]:
+        pytest.skip("needs two devices")
 
 
 def random_tokens(n_tokens: int, seed: int) -> list[int]:
@@ -176,6 +183,19 @@ def test_quantised_caches_are_those_of_the_cpu(llama_path: Path, types: tuple[st
     loss = divergence(exact, expected).mean()  # by rounding the cache: a code may be off by one here and there
     assert abs(divergence(exact, found).mean() - loss) <= 0.05 * loss
     assert divergence(expected, found).mean() <= max(0.05 * loss, 1e-3)
+
+
+@pytest.mark.parametrize("types", [("q5_1", "q5_0"), ("q4_1", "q5_1"), ("q5_0", "f16")])
+def test_caches_that_cpus_do_not_have_lose_less_than_coarser_ones(llama_path: Path, types: tuple[str, str]) -> None:
+    tokens = random_tokens(300, seed=4)
+    reference = on_cpu(llama_path)
+    exact = position_logits(Engine(reference, n_ctx=512, type_k="f32", type_v="f32"), tokens)
+    coarse = position_logits(Engine(reference, n_ctx=512, type_k="q4_0", type_v="q4_0"), tokens)
+    device = Model(llama_path, devices=["CUDA0"])
+    for chunk in (64, 300):  # decode kernels, the prompt kernel
+        engine = Engine(device, n_ctx=512, type_k=types[0], type_v=types[1])
+        found = position_logits(engine, tokens, chunk=chunk)
+        assert 0 < divergence(exact, found).mean() < divergence(exact, coarse).mean()
 
 
 def test_a_saved_sequence_goes_on_with_the_same_bits(model: Model) -> None:
@@ -283,12 +303,24 @@ def test_drafted_texts_are_those_without_drafts(hybrid_path: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("split_mode", ["layer", "tensor"])
 def test_a_model_on_two_devices_or_a_device_and_a_cpu_has_the_logits_of_one(llama_path: Path, split_mode: str) -> None:
+    require_two_devices()
     tokens = random_tokens(70, seed=9)
     expected = position_logits(Engine(on_cpu(llama_path), n_ctx=512), tokens)
     for devices in (["CUDA0", "CUDA1"], ["CPU", "CUDA0"]):
         model = Model(llama_path, devices=devices, split_mode=split_mode)
         found = position_logits(Engine(model, n_ctx=512), tokens, chunk=35)
         assert divergence(expected, found).mean() <= 1e-3, devices
+
+
+def test_after_a_failure_of_one_device_the_others_stop_waiting_and_go_on(llama_path: Path) -> None:
+    require_two_devices()
+    tokens = random_tokens(20, seed=12)
+    engine = Engine(Model(llama_path, devices=["CUDA0", "CUDA1"], split_mode="tensor"), n_ctx=512)
+    expected = position_logits(engine, tokens)
+    engine._inject_fault(1, 20)
+    with pytest.raises(DeviceError, match=r"rank 1 \(CUDA1\): injected fault"):
+        position_logits(engine, tokens)
+    assert_same_bits(position_logits(engine, tokens), expected, "after a failure")
 
 
 def test_what_a_device_cannot_have_is_refused_by_name(llama_path: Path, tmp_path: Path) -> None:

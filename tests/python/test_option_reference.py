@@ -46,6 +46,10 @@ OWN_DEFAULTS_OF = {
 ADAPTIVE = {"--spec-adaptive", "--no-spec-adaptive"}
 OWN_ADDITIONS = {
     "llama-server": {"--merge-system-messages", "--no-merge-system-messages"} | ADAPTIVE,
+    # Rows of llama-server: llama.cpp's program knows no drafts.
+    "llama-bench": {
+        name for o in options_of("llama-bench") if o.group == "speculative" for name in o.names + o.negated
+    },
     "llama-cli": {"-cnv", "--conversation", "-no-cnv", "--no-conversation"} | ADAPTIVE,
 }
 """Spellings of ours that llama.cpp's program lacks: there, plain completion is a program of its own."""

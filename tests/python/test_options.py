@@ -288,7 +288,7 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
         ["-dr", "a/b"],
         ["--spec-type", "draft-eagle3"],
         ["--mmproj", "x"],
-        ["-ctk", "q5_1"],
+        ["-ctk", "iq4_nl"],
         ["--load-mode", "mlock"],
         ["--embd-gemma-default"],
     ],

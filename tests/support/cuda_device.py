@@ -6,6 +6,7 @@ Parameter structs are read from `ggml_v100/cuda/kernels/params.h`: a test and a 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import struct
 import zlib
@@ -77,6 +78,17 @@ def read_archive(path: Path) -> dict[str, tuple[bytes, bytes]]:
     return {take(number()).decode(): (data(), data()) for _ in range(number())}
 
 
+def takes_emulated_device() -> bool:
+    """Whether tests run on the emulated device: without a driver, or where EMULATED_CUDA=1 asks for it."""
+    if os.environ.get("EMULATED_CUDA", "0") != "0":
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
+
+
 class CudaError(Exception):
     """A driver call failed."""
 
@@ -109,6 +121,8 @@ class Array:
 
 class Device:
     """Device 0 with its primary context. What compiled kernels it takes is up to the classes below it."""
+
+    is_emulated = False  # slow: tests may leave out combinations of what they cover singly
 
     def __init__(self, library: str) -> None:
         self.library = ctypes.CDLL(library)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
-
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+from support.cuda_device import takes_emulated_device
 
 
 @contextmanager
@@ -25,7 +18,7 @@ def cuda_devices(units: Sequence[str], **settings: str) -> Iterator[bool]:
     settings: environment of the emulated device. EMULATED_CUDA=1 takes it on a machine with a driver, too.
     """
     environment: dict[str, str] = {}
-    emulated = os.environ.get("EMULATED_CUDA", "0") != "0" or not _has_driver()
+    emulated = takes_emulated_device()
     if emulated:
         from support.emulated_cuda import NoCompilerError, ensure_built
 

@@ -49,7 +49,7 @@ class ProbeDevice(Device):
 def mistake(device: ProbeDevice, what: int) -> list[str]:
     """The errors of what waits after a kernel's mistake."""
     a, y = device.put(np.zeros(64, np.uint32)), device.empty((65,), np.uint32)
-    size = {6: 128, 7: 260, 8: 256 + 1024}.get(what, 0)
+    size = {6: 128, 7: 260, 8: 256 + 1024, 12: 8, 13: 32}.get(what, 0)
     device.launch("mistakes", 2, 64, 125 if what == 6 else 128, a=a, y=y, n=size, what=what)
     found = []
     waits: list[tuple[Any, ...]] = [("cuStreamSynchronize", None), ("cuCtxSynchronize",)]

@@ -202,6 +202,70 @@ def test_llama_drafts_with_a_drafters_file(hybrid: tuple[Path, Path]) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.parametrize(
+    ("architecture", "tensor_split"),
+    [("llama", (1, 1)), ("llama", (3, 1, 2)), ("qwen35moe", (0, 1)), ("qwen35moe", (2, 1))],
+)
+def test_beside_a_model_on_several_devices_texts_are_those_without_drafts(
+    tmp_path: Path, architecture: str, tensor_split: tuple[int, ...]
+) -> None:
+    """The drafter is on the first device; what it tells is what it tells beside a model on one, up to rounding."""
+    path = tmp_path / "target.gguf"
+    if architecture == "llama":
+        write_tiny_llama(path, n_layer=4)
+    else:
+        write_tiny_hybrid(path, architecture, n_layer=4)
+    shape: dict[str, Any] = {"target_layers": (1, 3), "window": 64, "own_head": len(tensor_split) > 2}
+    drafter = write_tiny_dflash(tmp_path / "drafter.gguf", **shape)
+    split = {"devices": [f"CPU{i}" for i in range(len(tensor_split))], "split_mode": "tensor"}
+    split["tensor_split"] = tensor_split
+    settings: dict[str, Any] = {"n_ctx": 2048, "n_seq_max": 4, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
+
+    def engine(file: Path | None, **placement: Any) -> Engine:
+        return Engine(Model(path, drafter=file, **placement), **settings)
+
+    prompts = {seq_id: random_prompt(seq_id, 40 + 9 * seq_id) for seq_id in range(2)}
+    several, one, plain = engine(drafter, **split), engine(drafter), engine(None, **split)
+    for seq_id, prompt in prompts.items():
+        for each in (several, one):
+            each.step([Work(seq_id, prompt)])
+    found, expected = (each.draft_blocks([(0, 9), (1, 77)], 7) for each in (several, one))
+    for (tokens, scores), (other_tokens, other_scores) in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(tokens, other_tokens)
+        np.testing.assert_allclose(scores, other_scores, atol=2e-3)
+    for seq_id in prompts:
+        several.clear(seq_id)
+    texts, rounds = drafted(several, prompts, 24, temperature=0.0)
+    assert {len(draft) for _, _, draft, _ in rounds} == {7}
+    samplers = {seq_id: Sampler(300, temperature=0.0) for seq_id in prompts}
+    pending, straight = dict(prompts), {seq_id: [] for seq_id in prompts}
+    for _ in range(24):
+        for output in plain.step([Work(seq_id, pending[seq_id], samplers[seq_id]) for seq_id in prompts]):
+            pending[output.seq_id] = [output.token]
+            straight[output.seq_id].append(output.token)
+    assert texts == straight
+
+
+def test_a_context_beside_several_devices_is_shifted_with_the_drafters_keys(tmp_path: Path) -> None:
+    target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4)
+    drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=(1, 3), window=None)
+    found = []
+    for devices in (["CPU0"], ["CPU0", "CPU1"]):
+        model = Model(target, drafter=drafter, devices=devices, split_mode="tensor" if len(devices) > 1 else "layer")
+        engine = Engine(model, n_ctx=512, n_threads=1, type_k="f32", type_v="f32")
+        engine.step([Work(0, random_prompt(6, 80))])
+        engine.shift(0, 10, 30)
+        found.append(engine.draft_blocks([(0, 9)], 7)[0])
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=2e-3)
+
+
+def test_whole_layers_on_several_devices_have_no_drafter(hybrid: tuple[Path, Path]) -> None:
+    target, drafter = hybrid
+    with pytest.raises(InvalidArgument, match="needs --split-mode tensor"):
+        Model(target, drafter=drafter, devices=["CPU0", "CPU1"], split_mode="layer")
+
+
 def test_what_is_missing_is_said(hybrid: tuple[Path, Path], tmp_path: Path) -> None:
     target, drafter = hybrid
     with pytest.raises(InvalidArgument, match="needs a DFlash drafter"):

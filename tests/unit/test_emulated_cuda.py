@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -198,6 +199,9 @@ MISTAKES = {
     8: "thread 0 uses an address 1024 bytes after the end of an allocation of 256 bytes",
     9: "thread 0 uses a null, wild or misaligned address",
     10: "lanes 00000080 have returned",
+    11: ": an address that is 4 modulo 16 is not aligned to 8 bytes",
+    12: ": index 8 is outside of its array",
+    13: ": a shift by 32 bits",
 }
 
 
@@ -209,6 +213,9 @@ def test_a_mistake_is_an_error_of_all_that_waits_afterwards(folder: Path, what: 
         assert "emulated device: " in text, text
         assert MISTAKES[what] in text, text
         assert what == 7 or "mistakes, block (" in text
+        if what > 10:  # checked by the compiler, which knows the line
+            line = int(re.search(r"thread 0, emulated_kernels\.cu:(\d+): ", text)[1])
+            assert {11: "uint2*", 12: "fixed[p.n]", 13: "<<="}[what] in SOURCE.read_text().splitlines()[line - 1]
 
 
 def test_calls_that_a_driver_refuses_are_refused(folder: Path) -> None:

@@ -9,7 +9,7 @@
 //           and fragment loads touch all banks. `gated` alternates columns of gate and up by 32, so a warp has both.
 //           Blocks go along 8 tiles of rows, then to the next columns: what runs at once shares weights and rows in L2.
 // Bound     Tensor cores: 2 rows N K at 125 TFLOP/s. A step of a warp of `wide` takes 1024 cycles of its sub-partition there,
-//           about 750 issue slots and 608 cycles of shared memory (its 4 sub-partitions together).
+//           about 700 issue slots and 670 cycles of shared memory (its 4 sub-partitions together).
 // Budget    wide               256 threads, <= 255 registers, 49152 B shared
 // Budget    gated_wide         256 threads, <= 255 registers, 49152 B shared
 // Budget    *                  128 threads, <= 168 registers, 24576 B shared

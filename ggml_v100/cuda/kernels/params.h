@@ -559,4 +559,20 @@ struct TopKParams {
   int32_t n, kept;   // kept at most 1024; in the last pass at most n
 };
 
+constexpr int32_t kMostRanks = 8;
+
+// Ranks with devices that reach each other's memory. A buffer is [2 halves][ranks][slot_values] words, all ones before its first
+// use; meetings take turns with the halves.
+struct AllReduceParams {
+  float* x;                     // [n], in place: the sum over ranks in their order
+  uint32_t* slots[kMostRanks];  // this meeting's half of each rank's buffer
+  uint32_t* mine;               // slots[rank]
+  uint32_t* stop;               // in host memory: not 0: the others will not come
+  uint32_t* late;               // in host memory: becomes 1 when they did not
+  int64_t n;                    // a multiple of 4, at most slot_values
+  int64_t slot_values;
+  int64_t patience;  // clock cycles
+  int32_t rank, ranks;
+};
+
 }  // namespace v100::cuda

@@ -2,7 +2,7 @@
 
 A unit of units.json becomes a shared object: preprocessed with language.h before it, then what a host compiler does
 not know is replaced (`host_source`) and a table of its kernels is added. Everything is kept under its hash in a cache,
-so only what changed is compiled, and a header's comment changes nothing.
+so only what changed is compiled.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ KERNEL_FLAGS = (
     "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique",
     "-fno-strict-aliasing",  # kernels look at the bits of values through pointers of other types
     "-ffp-contract=off",  # so that results do not depend on the host's instructions
+    "-fsanitize=alignment,bounds,shift-exponent", "-fno-sanitize-recover=all",  # reported by executor.cpp
     "-w",  # the kernels' warnings are those of their own compiler
 )  # fmt: skip
 DRIVER_FLAGS = (
     "-std=c++20", "-O3", "-fPIC", "-fvisibility=default", "-shared", "-pthread",
     "-Wall", "-Wextra", "-Werror",
+    "-Wno-psabi",  # vectors as arguments, which do not leave the library
     "-Wno-restrict",  # of gcc 12 in the sum of two strings, where there is nothing
     "-Wl,-soname,libcuda_emulated.so.1",  # by which units find it; a real libcuda.so.1 can be loaded beside it
     "-Wl,-z,nodelete",  # its threads outlive whoever loaded it
@@ -130,7 +132,7 @@ def _digest(*parts: str | Path | Sequence[str]) -> str:
 
 def _build_driver(root: Path) -> Path:
     sources = [HERE / name for name in DRIVER_SOURCES]
-    key = _digest(_identity(), DRIVER_FLAGS, *sources, HERE / "executor.h")
+    key = _digest(_identity(), DRIVER_FLAGS, *sources, HERE / "executor.h", HERE / "launch.h")
     library = root / f"driver-{key}" / "libcuda.so.1"
     with FileLock(root / "locks" / "driver"):
         if not library.exists():
@@ -160,18 +162,18 @@ def _build_locked(root: Path, unit: Unit, library: Path) -> Path:
         return made
     command = [*_compiler(), *flags, *defines, f"-I{HERE}", f"-I{KERNELS}", "-include", str(HERE / "language.h")]
     preprocessed = _run([*command, "-x", "c++", "-E", str(unit.source)], unit.name)
-    text = host_source(preprocessed)
-    # Lines say where a mistake is, but do not tell one unit from another.
-    code = "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith("# "))
-    made = root / "units" / f"{unit.name}-{_digest(_identity(), KERNEL_FLAGS, DRIVER_FLAGS, code)}.so"
+    # Lines are told without folders: the same kernels of another copy of the repository are the same unit.
+    text = re.sub(r'^(# \d+ ")[^"\n]*/', r"\1", host_source(preprocessed), flags=re.MULTILINE)
+    made = root / "units" / f"{unit.name}-{_digest(_identity(), KERNEL_FLAGS, DRIVER_FLAGS, text)}.so"
     if not made.exists():
-        source, partial = made.with_suffix(".ii"), made.with_suffix(".partial")
+        source, compiled, partial = made.with_suffix(".ii"), made.with_suffix(".o"), made.with_suffix(".partial")
         source.write_text(text)
-        # Linked with the driver library by its name: the one that loads the unit is there already.
-        link = ["-shared", "-o", str(partial), str(library)]
-        _run([*_compiler(), *flags, str(source), *link], unit.name)
+        _run([*_compiler(), *flags, "-c", str(source), "-o", str(compiled)], unit.name)
+        # Linked with the driver library by its name: the one that loads the unit is there already. In a step of its
+        # own, so that it is the driver library that has the functions of the compiler's checks.
+        _run([*_compiler(), "-shared", str(compiled), "-o", str(partial), str(library)], unit.name)
         partial.replace(made)
-        source.unlink()
+        source.unlink(), compiled.unlink()
     stamp.write_text(str(made))
     return made
 

@@ -1,4 +1,4 @@
-#include "executor.h"
+#include "launch.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -39,10 +39,6 @@ constexpr size_t kMostShared = 96 << 10;
 constexpr uint64_t kBlocksWorthHelp = 4;
 constexpr size_t kSignalStackBytes = 64 << 10;
 constexpr int kCaughtSignals[] = {SIGSEGV, SIGBUS, SIGFPE};
-
-struct Warp {
-  uint32_t members = 0, runnable = 0, waiting = 0, returned = 0;
-};
 
 // --- switching between fibers -----------------------------------------------------------------------------------------
 
@@ -129,6 +125,71 @@ const char* words(Waiting kind) {
   return "?";
 }
 
+// --- the tensor instruction ---------------------------------------------------------------------------------------------
+
+using Floats = float __attribute__((vector_size(16)));
+using Doubles = double __attribute__((vector_size(32)));
+using Places = long __attribute__((vector_size(32)));
+
+Floats four_halves(const uint32_t (&pairs)[2]) {
+#ifdef __F16C__
+  return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pairs)));
+#else
+  Floats values;
+  for (int i = 0; i < 4; ++i)
+    values[i] = static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(pairs[i / 2] >> 16 * (i % 2))));
+  return values;
+#endif
+}
+
+// Four columns of B, a lane each, as rows of k.
+void load_columns(const uint32_t (*b)[2], Doubles (&rows)[4]) {
+  float columns[4][4];
+  for (int column = 0; column < 4; ++column) {
+    const Floats values = four_halves(b[column]);
+    std::memcpy(columns[column], &values, sizeof(values));
+  }
+  for (int k = 0; k < 4; ++k) rows[k] = Doubles{columns[0][k], columns[1][k], columns[2][k], columns[3][k]};
+}
+
+void add_to(float* c, Doubles sums) {
+  Floats values;
+  std::memcpy(&values, c, sizeof(values));
+  values = __builtin_convertvector(__builtin_convertvector(values, Doubles) + sums, Floats);
+  std::memcpy(c, &values, sizeof(values));
+}
+
+void multiply(const Warp& warp) {
+  for (unsigned quadpair = 0; quadpair < 4; ++quadpair) {
+    const unsigned low = 4 * quadpair, high = low + 16;  // lanes of rows, and of columns, 0..3 and 4..7
+    Doubles left[4], right[4];                           // columns 0..3 and 4..7
+    load_columns(&warp.b[low], left);
+    load_columns(&warp.b[high], right);
+    for (const unsigned lanes : {low, high}) {
+      Doubles row_left[4], row_right[4];
+      for (unsigned row = 0; row < 4; ++row) {
+        const Floats a = four_halves(warp.a[lanes + row]);
+        row_left[row] = static_cast<double>(a[0]) * left[0], row_right[row] = static_cast<double>(a[0]) * right[0];
+        for (int k = 1; k < 4; ++k) {
+          row_left[row] += static_cast<double>(a[k]) * left[k];
+          row_right[row] += static_cast<double>(a[k]) * right[k];
+        }
+      }
+      // Lane r + 0 or 2 has rows r and r + 2; of each columns 0, 1, 4, 5 or 2, 3, 6, 7: registers 0 1 4 5 and 2 3 6 7.
+      for (unsigned row = 0; row < 2; ++row) {
+        constexpr Places kFirst = {0, 1, 4, 5}, kSecond = {2, 3, 6, 7};
+        float *first = warp.c[lanes + row], *second = warp.c[lanes + row + 2];
+        add_to(first, __builtin_shuffle(row_left[row], row_left[row + 2], kFirst));
+        add_to(first + 4, __builtin_shuffle(row_right[row], row_right[row + 2], kFirst));
+        add_to(second, __builtin_shuffle(row_left[row], row_left[row + 2], kSecond));
+        add_to(second + 4, __builtin_shuffle(row_right[row], row_right[row + 2], kSecond));
+      }
+    }
+  }
+}
+
+// --- the threads of a block -----------------------------------------------------------------------------------------------
+
 [[noreturn]] void fiber_main();
 
 class Worker;
@@ -167,35 +228,50 @@ class Worker {
     return std::string(launch.kernel->name) + ", block " + triple(index) + " of " + triple(launch.grid) + ": " + error_;
   }
 
-  void meet(Lane& me, Waiting kind, uint32_t mask) {
-    const uint32_t bit = 1u << me.number % kWarpLanes;
-    Warp& warp = warps_[me.number / kWarpLanes];
-    if ((mask & bit) == 0) fail("thread " + std::to_string(me.number) + " is not in its own mask " + hexadecimal(mask));
-    me.waiting = kind, me.mask = mask;
-    warp.waiting |= bit;
-    if ((warp.waiting & mask) == mask) {
-      complete(me.number / kWarpLanes, kind, mask);
-      warp.waiting &= ~mask;
-      warp.runnable |= mask;
-      return;
+  // All lanes of the mask are there: does what is to be done for them.
+  [[gnu::noinline]] void complete(Warp& warp, Waiting kind, uint32_t mask) {
+    if (warp.is_mixed)
+      for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
+        const int i = std::countr_zero(rest);
+        if (warp.waits_for[i] != kind || warp.mask_of[i] != mask)
+          fail("lanes meet in different places: " + describe(warp));
+      }
+    if (kind == Waiting::shuffle) shuffle(warp, mask);
+    if (kind == Waiting::ballot) vote(warp, mask);
+    if (kind == Waiting::mma) multiply(warp);
+    warp.waiting &= ~mask;
+    warp.runnable |= mask;
+    if (warp.waiting != 0) warp.is_mixed = true;
+  }
+
+  // A thread that can run, the next one of the warp by choice.
+  [[gnu::noinline]] Lane* choose(const Lane& me) {
+    const Warp* warp = me.warp;
+    if (warp->runnable == 0) {
+      ready_ &= ~(1u << (warp - warps_));
+      if (ready_ == 0) fail_all_stuck();
+      warp = &warps_[std::countr_zero(ready_)];
     }
-    if ((mask & (warp.returned | ~warp.members)) != 0) fail_stuck(me.number / kWarpLanes, "not all lanes will come: ");
-    warp.runnable &= ~bit;
-    run_another(me);
+    return &lanes_[static_cast<unsigned>(warp - warps_) * kWarpLanes +
+                   static_cast<unsigned>(std::countr_zero(warp->runnable))];
+  }
+
+  [[noreturn, gnu::noinline]] void fail_lonely(const Lane& me, uint32_t mask) {
+    if ((mask & me.bit) == 0)
+      fail("thread " + std::to_string(me.number) + " is not in its own mask " + hexadecimal(mask));
+    fail("not all lanes will come: " + describe(*me.warp));
   }
 
   void block_barrier(Lane& me) {
+    Warp& warp = *me.warp;
     if (++at_barrier_ == threads_) {
       at_barrier_ = 0;
-      for (unsigned w = 0; w < warps_used_; ++w) {
-        warps_[w].runnable = warps_[w].members;
-        for (unsigned i = 0; i < kWarpLanes; ++i) lanes_[w * kWarpLanes + i].waiting = Waiting::no;
-      }
+      for (unsigned w = 0; w < warps_used_; ++w) warps_[w].runnable = warps_[w].members;
       ready_ = all_warps();
       return;
     }
-    me.waiting = Waiting::block_barrier;
-    warps_[me.number / kWarpLanes].runnable &= ~(1u << me.number % kWarpLanes);
+    warp.waits_for[me.lane] = Waiting::block_barrier;
+    warp.runnable &= ~me.bit;
     run_another(me);
   }
 
@@ -208,16 +284,28 @@ class Worker {
     fail(who + " uses an address " + describe_address(info.si_addr));
   }
 
+  // What the running thread did breaks a rule of the language.
+  [[noreturn]] void fault(const std::string& where, const std::string& what) {
+    fail("thread " + std::to_string(current->number) + ", " + where + ": " + what);
+  }
+
   [[noreturn]] void run_thread() {
     launch_->kernel->call(launch_->parameter);
     Lane& me = *current;
-    Warp& warp = warps_[me.number / kWarpLanes];
-    const uint32_t bit = 1u << me.number % kWarpLanes;
-    warp.returned |= bit;
-    warp.runnable &= ~bit;
+    me.warp->absent |= me.bit;
+    me.warp->runnable &= ~me.bit;
     if (++returned_ == threads_) leave();
     run_another(me);
     std::abort();  // nobody goes on with a thread that returned
+  }
+
+  // Goes on with another thread; returns when `me` can go on.
+  [[gnu::always_inline]] void run_another(Lane& me) {
+    // The next lane of the warp can be found without a look into memory that was just written.
+    Lane* next = &me + 1;
+    if ((me.warp->runnable & me.bit << 1) == 0) next = choose(me);
+    current = next;
+    switch_stack(&me.stack, next->stack);
   }
 
  private:
@@ -253,17 +341,19 @@ class Worker {
     for (unsigned t = 0; t < threads_; ++t) {
       Lane& lane = lanes_[t];
       lane.thread = {t % launch.block.x, t / launch.block.x % launch.block.y, t / launch.block.x / launch.block.y};
-      lane.number = t;
+      lane.number = t, lane.lane = t % kWarpLanes, lane.bit = 1u << lane.lane;
+      lane.warp = &warps_[t / kWarpLanes];
       lane.block = &block_;
-      lane.waiting = Waiting::no;
       std::byte* stack = stacks_ + t * kStackStride;
       *reinterpret_cast<uint64_t*>(stack) = kStackMark;
       lane.stack = fresh_stack(stack, kStackBytes, fiber_main);
     }
     for (unsigned w = 0; w < warps_used_; ++w) {
       const unsigned lanes = std::min(kWarpLanes, threads_ - w * kWarpLanes);
-      warps_[w] = {};
-      warps_[w].members = warps_[w].runnable = lanes == kWarpLanes ? 0xffffffffu : (1u << lanes) - 1;
+      Warp& warp = warps_[w];
+      warp.members = warp.runnable = lanes == kWarpLanes ? 0xffffffffu : (1u << lanes) - 1;
+      warp.absent = ~warp.members;
+      warp.waiting = 0;
     }
   }
 
@@ -308,19 +398,6 @@ class Worker {
       }
   }
 
-  // Goes on with a thread that can run; returns when `me` can.
-  void run_another(Lane& me) {
-    unsigned w = me.number / kWarpLanes;
-    if (warps_[w].runnable == 0) {
-      ready_ &= ~(1u << w);
-      if (ready_ == 0) fail_all_stuck();
-      w = static_cast<unsigned>(std::countr_zero(ready_));
-    }
-    Lane* next = &lanes_[w * kWarpLanes + static_cast<unsigned>(std::countr_zero(warps_[w].runnable))];
-    current = next;
-    switch_stack(&me.stack, next->stack);
-  }
-
   // Ends the block: its fibers are left where they stand, which own nothing.
   [[noreturn]] void leave() {
     void* unused;
@@ -333,101 +410,57 @@ class Worker {
   }
 
   // What the lanes of a warp are doing.
-  std::string describe(unsigned w) const {
-    const Warp& warp = warps_[w];
-    std::string text = "warp " + std::to_string(w) + ": ";
-    if (warp.returned != 0) text += "lanes " + hexadecimal(warp.returned) + " have returned, ";
-    uint32_t rest = warp.members & ~warp.returned;
-    while (rest != 0) {
-      const Lane& first = lanes_[w * kWarpLanes + static_cast<unsigned>(std::countr_zero(rest))];
-      const bool is_collective = first.waiting != Waiting::no && first.waiting != Waiting::block_barrier;
+  std::string describe(const Warp& warp) const {
+    std::string text = "warp " + std::to_string(&warp - warps_) + ": ";
+    const uint32_t returned = warp.absent & warp.members;
+    if (returned != 0) text += "lanes " + hexadecimal(returned) + " have returned, ";
+    const auto doing = [&](unsigned lane) {
+      const bool stands = ((warp.waiting | ~warp.runnable) >> lane & 1u) != 0;
+      return stands ? warp.waits_for[lane] : Waiting::no;
+    };
+    const auto is_collective = [](Waiting kind) { return kind != Waiting::no && kind != Waiting::block_barrier; };
+    for (uint32_t rest = warp.members & ~returned; rest != 0;) {
+      const unsigned first = static_cast<unsigned>(std::countr_zero(rest));
+      const Waiting kind = doing(first);
       uint32_t alike = 0;
       for (uint32_t lanes = rest; lanes != 0; lanes &= lanes - 1) {
         const unsigned i = static_cast<unsigned>(std::countr_zero(lanes));
-        const Lane& other = lanes_[w * kWarpLanes + i];
-        if (other.waiting == first.waiting && (!is_collective || other.mask == first.mask)) alike |= 1u << i;
+        if (doing(i) == kind && (!is_collective(kind) || warp.mask_of[i] == warp.mask_of[first])) alike |= 1u << i;
       }
-      text += "lanes " + hexadecimal(alike) + " " + words(first.waiting) +
-              (is_collective ? " of lanes " + hexadecimal(first.mask) : std::string()) + ", ";
+      text += "lanes " + hexadecimal(alike) + " " + words(kind) +
+              (is_collective(kind) ? " of lanes " + hexadecimal(warp.mask_of[first]) : std::string()) + ", ";
       rest &= ~alike;
     }
     return text.substr(0, text.size() - 2);
   }
-  [[noreturn]] void fail_stuck(unsigned w, const std::string& why) { fail(why + describe(w)); }
   [[noreturn]] void fail_all_stuck() {
     std::string text = "no thread can go on: ";
     unsigned shown = 0;
     for (unsigned w = 0; w < warps_used_ && shown < 4; ++w)
-      if (warps_[w].returned != warps_[w].members || warps_used_ == 1) text += (shown++ > 0 ? "; " : "") + describe(w);
+      if ((warps_[w].members & ~warps_[w].absent) != 0) text += (shown++ > 0 ? "; " : "") + describe(warps_[w]);
     if (returned_ > 0)
       text += "; " + std::to_string(returned_) + " of " + std::to_string(threads_) + " threads have returned";
     fail(text);
   }
 
-  // All lanes of the mask are there.
-  void complete(unsigned w, Waiting kind, uint32_t mask) {
-    Lane* lanes = &lanes_[w * kWarpLanes];
+  static void vote(Warp& warp, uint32_t mask) {
+    uint32_t votes = 0;
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-      const Lane& lane = lanes[std::countr_zero(rest)];
-      if (lane.waiting != kind || lane.mask != mask) fail_stuck(w, "lanes meet in different places: ");
+      const int i = std::countr_zero(rest);
+      votes |= static_cast<uint32_t>(warp.operand[i]) << i;
     }
-    if (kind == Waiting::shuffle) shuffle(lanes, w, mask);
-    if (kind == Waiting::ballot) {
-      uint32_t votes = 0;
-      for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-        const int i = std::countr_zero(rest);
-        votes |= static_cast<uint32_t>(lanes[i].operand) << i;
-      }
-      for (uint32_t rest = mask; rest != 0; rest &= rest - 1) lanes[std::countr_zero(rest)].operand = votes;
-    }
-    if (kind == Waiting::mma) multiply(lanes);
-    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) lanes[std::countr_zero(rest)].waiting = Waiting::no;
+    for (uint32_t rest = mask; rest != 0; rest &= rest - 1) warp.operand[std::countr_zero(rest)] = votes;
   }
 
-  void shuffle(Lane* lanes, unsigned w, uint32_t mask) {
+  void shuffle(Warp& warp, uint32_t mask) {
     uint64_t values[kWarpLanes];
-    for (unsigned i = 0; i < kWarpLanes; ++i) values[i] = lanes[i].operand;
+    std::memcpy(values, warp.operand, sizeof(values));
     for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {
-      Lane& lane = lanes[std::countr_zero(rest)];
-      if ((mask >> lane.source & 1u) == 0)
-        fail("warp " + std::to_string(w) + ": lane " + std::to_string(lane.number % kWarpLanes) + " reads lane " +
-             std::to_string(lane.source) + " in a shuffle of lanes " + hexadecimal(mask));
-      lane.operand = values[lane.source];
-    }
-  }
-
-  static void to_floats(const uint32_t (&pairs)[2], float (&values)[4]) {
-#ifdef __F16C__
-    _mm_storeu_ps(values, _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pairs))));
-#else
-    for (int i = 0; i < 4; ++i)
-      values[i] = static_cast<float>(std::bit_cast<_Float16>(static_cast<uint16_t>(pairs[i / 2] >> 16 * (i % 2))));
-#endif
-  }
-
-  static void multiply(Lane* lanes) {
-    for (unsigned quadpair = 0; quadpair < 4; ++quadpair) {
-      float a[8][4], columns[8][4];
-      for (unsigned i = 0; i < 8; ++i) {
-        const Lane& lane = lanes[4 * quadpair + i % 4 + 16 * (i / 4)];
-        to_floats(lane.a, a[i]);
-        to_floats(lane.b, columns[i]);
-      }
-      double b[4][8];
-      for (unsigned k = 0; k < 4; ++k)
-        for (unsigned column = 0; column < 8; ++column) b[k][column] = static_cast<double>(columns[column][k]);
-      for (unsigned row = 0; row < 8; ++row) {
-        double sums[8];
-        for (unsigned column = 0; column < 8; ++column) {
-          double sum = static_cast<double>(a[row][0]) * b[0][column];
-          for (unsigned k = 1; k < 4; ++k) sum += static_cast<double>(a[row][k]) * b[k][column];
-          sums[column] = sum;
-        }
-        for (unsigned column = 0; column < 8; ++column) {
-          float& c = lanes[4 * quadpair + (row & 1) + (column & 2) + 4 * (row & 4)].c[(row & 2) + (column & 5)];
-          c = static_cast<float>(static_cast<double>(c) + sums[column]);
-        }
-      }
+      const int i = std::countr_zero(rest);
+      if ((mask >> warp.source[i] & 1u) == 0)
+        fail("warp " + std::to_string(&warp - warps_) + ": lane " + std::to_string(i) + " reads lane " +
+             std::to_string(warp.source[i]) + " in a shuffle of lanes " + hexadecimal(mask));
+      warp.operand[i] = values[warp.source[i]];
     }
   }
 
@@ -547,7 +580,20 @@ class Pool {
 
 }  // namespace
 
-[[gnu::noinline]] void meet(Waiting kind, uint32_t mask) { running->meet(*current, kind, mask); }
+[[gnu::noinline]] void meet(Waiting kind, uint32_t mask) {
+  Lane& me = *current;
+  Warp& warp = *me.warp;
+  warp.waits_for[me.lane] = kind, warp.mask_of[me.lane] = mask;
+  if (warp.waiting == 0)
+    warp.kind = kind, warp.mask = mask, warp.is_mixed = false;
+  else if (warp.kind != kind || warp.mask != mask)
+    warp.is_mixed = true;
+  if ((mask & me.bit) == 0 || (mask & warp.absent) != 0) running->fail_lonely(me, mask);
+  warp.waiting |= me.bit;
+  if ((mask & ~warp.waiting) == 0) return running->complete(warp, kind, mask);
+  warp.runnable &= ~me.bit;
+  running->run_another(me);
+}
 [[gnu::noinline]] void block_barrier() { running->block_barrier(*current); }
 
 std::string run(const Launch& launch) {
@@ -561,3 +607,47 @@ std::string run(const Launch& launch) {
 }
 
 }  // namespace emulated_cuda
+
+// --- the compiler's checks ----------------------------------------------------------------------------------------------
+// Called by the units, whose flags ask for them (build.py); names and structs are the compiler's.
+
+namespace {
+
+struct SourcePlace {
+  const char* file;
+  uint32_t line, column;
+  std::string text() const { return std::string(file) + ":" + std::to_string(line); }
+};
+struct AlignmentCheck {
+  SourcePlace place;
+  const void* type;
+  unsigned char log_alignment, kind;
+};
+struct BoundsCheck {
+  SourcePlace place;
+  const void *array_type, *index_type;
+};
+struct ShiftCheck {
+  SourcePlace place;
+  const void *left_type, *right_type;
+};
+
+}  // namespace
+
+extern "C" {
+
+[[noreturn]] void __ubsan_handle_type_mismatch_v1_abort(const AlignmentCheck* check, uintptr_t address) {
+  emulated_cuda::running->fault(check->place.text(), "an address that is " + std::to_string(address % 16) +
+                                                         " modulo 16 is not aligned to " +
+                                                         std::to_string(1u << check->log_alignment) + " bytes");
+}
+[[noreturn]] void __ubsan_handle_out_of_bounds_abort(const BoundsCheck* check, uintptr_t index) {
+  emulated_cuda::running->fault(check->place.text(),
+                                "index " + std::to_string(static_cast<intptr_t>(index)) + " is outside of its array");
+}
+[[noreturn]] void __ubsan_handle_shift_out_of_bounds_abort(const ShiftCheck* check, uintptr_t, uintptr_t by) {
+  emulated_cuda::running->fault(check->place.text(),
+                                "a shift by " + std::to_string(static_cast<intptr_t>(by)) + " bits");
+}
+
+}  // extern "C"

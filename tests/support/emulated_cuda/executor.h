@@ -1,5 +1,4 @@
-// Threads of a block as fibers: what the emulated kernels see of the executor (executor.cpp), and what the driver library
-// launches with.
+// Threads of a block as fibers: what emulated kernels see of the executor (executor.cpp).
 //
 // A block runs on one thread of the host. Its threads run one after the other, each until it comes to something that needs
 // others: a warp collective or a barrier of the block. The last that comes does what is to be done for all and goes on.
@@ -9,12 +8,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 namespace emulated_cuda {
 
-inline constexpr unsigned kWarpLanes = 32;
-inline constexpr unsigned kMostThreads = 1024;  // of a block
+constexpr unsigned kWarpLanes = 32;
+constexpr unsigned kMostThreads = 1024;  // of a block
 
 struct Index {
   unsigned x, y, z;
@@ -22,21 +20,22 @@ struct Index {
 
 enum class Waiting : uint8_t { no, shuffle, ballot, sync_warp, mma, block_barrier };
 
-struct Block;
+// What the lanes of a warp bring to a collective and take from it.
+struct alignas(64) Warp {
+  uint64_t operand[kWarpLanes];                 // a shuffled value, or a predicate; afterwards the result
+  uint32_t a[kWarpLanes][2], b[kWarpLanes][2];  // fragments of the tensor instruction
+  float* c[kWarpLanes];
+  uint8_t source[kWarpLanes];  // lane that is read
 
-// A thread of a block.
-struct Lane {
-  Index thread{};
-  unsigned number = 0;  // in the block
-  const Block* block = nullptr;
-  void* stack = nullptr;  // where it stands while another runs
+  Waiting waits_for[kWarpLanes];
+  uint32_t mask_of[kWarpLanes];  // of the collective that a lane waits in, or was in
 
-  Waiting waiting = Waiting::no;
-  uint32_t mask = 0;        // of the collective it waits for
-  uint64_t operand = 0;     // a shuffled value, or a predicate; afterwards the result
-  uint32_t source = 0;      // lane that is read
-  uint32_t a[2]{}, b[2]{};  // fragments of the tensor instruction
-  float* c = nullptr;
+  // Sets of lanes; `waiting` in a collective, `absent` those that have returned or never were.
+  uint32_t members, runnable, waiting, absent;
+  // Kind and mask of those that wait, if they agree.
+  Waiting kind;
+  bool is_mixed;
+  uint32_t mask;
 };
 
 struct Block {
@@ -44,20 +43,30 @@ struct Block {
   std::byte* dynamic_shared = nullptr;
 };
 
+// A thread of a block.
+struct Lane {
+  Index thread{};
+  unsigned number = 0;  // in the block
+  unsigned lane = 0;    // in the warp
+  uint32_t bit = 0;     // of the lane
+  Warp* warp = nullptr;
+  const Block* block = nullptr;
+  void* stack = nullptr;  // where it stands while another runs
+};
+
 // The thread that runs. Of the host's thread: a block never moves to another.
 extern __thread Lane* current __attribute__((tls_model("initial-exec")));
 
-// Waits for all lanes of the mask; then `operand` of the current lane holds the result.
+// Waits for all lanes of the mask; then the result is in the warp.
 void meet(Waiting kind, uint32_t mask);
 void block_barrier();
 
-// --- for the driver library -------------------------------------------------------------------------------------------
+// --- what a compiled unit tells of itself (build.py) --------------------------------------------------------------------
 
-// What a compiled unit exports as emulated_kernels(&count).
 struct Kernel {
   const char* name;
   size_t parameter_bytes;  // of its one parameter
-  unsigned most_threads;   // __launch_bounds__
+  unsigned most_threads;   // __launch_bounds__, or 0
   void (*call)(const void* parameter);
 };
 struct Unit {
@@ -65,19 +74,5 @@ struct Unit {
   int count;
   void* (*shared_anchor)();  // any address in the unit's static shared memory of the calling host thread
 };
-
-struct Launch {
-  const Kernel* kernel;
-  const Unit* unit;
-  const void* parameter;
-  Index grid, block;
-  unsigned shared_bytes;
-};
-
-// Where an address lies that a kernel may not touch. Of the driver library, which knows the allocations.
-std::string describe_address(const void* address);
-
-// Runs all blocks. The text of what went wrong, empty for success.
-std::string run(const Launch& launch);
 
 }  // namespace emulated_cuda

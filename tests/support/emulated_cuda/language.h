@@ -5,15 +5,13 @@
 // `__shared__` are handled by build.py.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
+#include <sched.h>
+#include <time.h>
+
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <ctime>
 #include <limits>
-#include <thread>
 #include <type_traits>
 
 #include "executor.h"
@@ -159,10 +157,10 @@ template <class T>
 inline T __ldcg(const T* from) {
   return *from;
 }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __threadfence(); }
 inline void __threadfence_system() { __threadfence(); }
-inline void __nanosleep(unsigned) { std::this_thread::yield(); }
+inline void __nanosleep(unsigned) { sched_yield(); }
 inline long long clock64() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -207,32 +205,35 @@ inline void __syncwarp(unsigned mask = 0xffffffffu) { emulated_cuda::meet(emulat
 
 namespace emulated_cuda {
 
-inline unsigned lane_number() { return current->number % kWarpLanes; }
+inline unsigned lane_number() { return current->lane; }
 
 template <class T>
 inline T shuffle(uint32_t mask, T value, uint32_t source) {
   static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
-  Lane& lane = *current;
-  lane.operand = 0;
-  std::memcpy(&lane.operand, &value, sizeof(T));
-  lane.source = source;
+  Warp& warp = *current->warp;
+  const unsigned lane = current->lane;
+  __builtin_memcpy(&warp.operand[lane], &value, sizeof(T));
+  warp.source[lane] = static_cast<uint8_t>(source);
   meet(Waiting::shuffle, mask);
-  std::memcpy(&value, &lane.operand, sizeof(T));
+  __builtin_memcpy(&value, &warp.operand[lane], sizeof(T));
   return value;
 }
 
 inline uint32_t ballot(uint32_t mask, bool predicate) {
-  current->operand = predicate ? 1 : 0;
+  Warp& warp = *current->warp;
+  const unsigned lane = current->lane;
+  warp.operand[lane] = predicate ? 1 : 0;
   meet(Waiting::ballot, mask);
-  return static_cast<uint32_t>(current->operand);
+  return static_cast<uint32_t>(warp.operand[lane]);
 }
 
 // mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32: quadpair p, lanes 4 p.. and 4 p + 16.., multiplies its own 8x4 by its own
 // 4x8. Products are exact, their sum and c are added in f64 and rounded to f32 once: a V100 has fewer bits than that and
 // more than f32.
 inline void mma_m8n8k4(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
-  Lane& lane = *current;
-  lane.a[0] = a0, lane.a[1] = a1, lane.b[0] = b0, lane.b[1] = b1, lane.c = c;
+  Warp& warp = *current->warp;
+  const unsigned lane = current->lane;
+  warp.a[lane][0] = a0, warp.a[lane][1] = a1, warp.b[lane][0] = b0, warp.b[lane][1] = b1, warp.c[lane] = c;
   meet(Waiting::mma, 0xffffffffu);
 }
 

@@ -30,7 +30,7 @@
 #include <string_view>
 #include <vector>
 
-#include "executor.h"
+#include "launch.h"
 
 using namespace emulated_cuda;
 

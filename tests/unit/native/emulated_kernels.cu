@@ -113,6 +113,7 @@ extern "C" __global__ void __launch_bounds__(64) rounds(TestParams p) {
 // Mistakes, by number.
 extern "C" __global__ void __launch_bounds__(64) mistakes(TestParams p) {
   extern __shared__ uint32_t asked_for[];
+  __shared__ uint32_t fixed[8];
   const int thread = static_cast<int>(threadIdx.x), lane = lane_id();
   uint32_t value = static_cast<uint32_t>(thread);
   switch (p.what) {
@@ -159,6 +160,15 @@ extern "C" __global__ void __launch_bounds__(64) mistakes(TestParams p) {
       value = __float_as_uint(c[0]);
       break;
     }
+    case 11:
+      value = reinterpret_cast<const uint2*>(p.a + 1)->y;
+      break;
+    case 12:
+      fixed[p.n] = value, value = fixed[0];
+      break;
+    case 13:
+      value <<= p.n;
+      break;
   }
   if (p.what != 7) p.y[thread] = value;
 }

@@ -107,13 +107,7 @@ RowTables CudaOps::tables(const Rows& rows) {
   for (const KnownTables& known : known_tables_)
     if (known.contents == contents_) return row_tables_at(rows, known.address);
   bool is_in_arena = false;
-  const std::span<const int32_t> values(contents_);
-  const CUdeviceptr address = bring(
-      values.size_bytes(), sizeof(int32_t),
-      [values](std::byte* piece, size_t first, size_t count) {
-        std::memcpy(piece, reinterpret_cast<const std::byte*>(values.data()) + first, count);
-      },
-      &is_in_arena);
+  const CUdeviceptr address = address_of(bring(std::span<const int32_t>(contents_), &is_in_arena));
   if (!is_in_arena) known_tables_.push_back({contents_, address});
   return row_tables_at(rows, address);
 }
@@ -291,10 +285,9 @@ NormRopeParams norm_rope_params(Tensor x, int32_t heads, int32_t head_dim, const
 }
 
 void CudaOps::rotate(const NormRopeParams& params) {
-  constexpr int64_t kWarps = kThreads / 32;
   const int64_t heads = int64_t{params.rows} * params.heads;
   changes(params.x, static_cast<size_t>(heads) * static_cast<size_t>(params.head_dim) * sizeof(float));
-  launch("rows", "norm_rope", {static_cast<uint32_t>((heads + kWarps - 1) / kWarps)}, kThreads, params);
+  launch("rows", "norm_rope", warps_grid(heads), kThreads, params);
 }
 
 void CudaOps::rope(Tensor x, int32_t heads, int32_t head_dim, const RopeTable& table, RopeLayout layout) {
@@ -319,7 +312,6 @@ void CudaOps::apply_gate(Tensor x, Tensor gate) {
 }
 
 void CudaOps::norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) {
-  constexpr int64_t kWarps = kThreads / 32;
   const int32_t heads = x.features / w.size;
   const NormGateParams params{.x = x.data,
                               .gate = gate.data,
@@ -332,8 +324,7 @@ void CudaOps::norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps,
   if (const auto out = output_panel(x))
     launch("rows_panel", "norm_gate_panel", panel_grid(*out), kThreads, NormGatePanelParams{params, *out});
   else
-    launch("rows", "norm_gate", {static_cast<uint32_t>((int64_t{x.rows} * heads + kWarps - 1) / kWarps)}, kThreads,
-           params);
+    launch("rows", "norm_gate", warps_grid(int64_t{x.rows} * heads), kThreads, params);
 }
 
 // --- moves ---

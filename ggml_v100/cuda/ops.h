@@ -5,6 +5,7 @@
 // ops_recurrent.cpp, ops_experts.cpp, ops_streams.cpp.
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <list>
 #include <memory>
@@ -141,11 +142,11 @@ class CudaOps final : public Ops {
   // or in the arena if there are too many.
   CUdeviceptr bring(size_t bytes, size_t unit, const Staging::Fill& fill, bool* is_in_arena = nullptr);
   template <class Value>
-  const Value* bring(std::span<const Value> values) {
-    return reinterpret_cast<const Value*>(
-        bring(values.size_bytes(), sizeof(Value), [values](std::byte* piece, size_t first, size_t count) {
-          std::copy_n(reinterpret_cast<const std::byte*>(values.data()) + first, count, piece);
-        }));
+  const Value* bring(std::span<const Value> values, bool* is_in_arena = nullptr) {
+    const auto fill = [values](std::byte* piece, size_t first, size_t count) {
+      std::copy_n(reinterpret_cast<const std::byte*>(values.data()) + first, count, piece);
+    };
+    return reinterpret_cast<const Value*>(bring(values.size_bytes(), sizeof(Value), fill, is_in_arena));
   }
   RowTables tables(const Rows& rows);
   // Pinned, until the next call.
@@ -179,7 +180,10 @@ class CudaOps final : public Ops {
   // For an operation that changes memory: a panel of it is none any more.
   void changes(const void* memory, size_t bytes);
   void changes(Tensor x) { changes(x.data, static_cast<size_t>(x.size()) * sizeof(float)); }
-  void launch_records(const Panel& panel, const Codec& codec, const LinearParams& params, bool is_gated);
+  // Of `items` panels, by the tile of a kernel of prompts, of which they have `rows` rows, or by the streaming kernel for
+  // `rows` rows.
+  void launch_records(const Codec& codec, const LinearParams& params, bool is_gated, const PromptTile* tile,
+                      int32_t rows, int32_t items);
 
   // --- experts ---
   struct Groups {  // slots by expert, in items of at most item_rows
@@ -244,8 +248,26 @@ class CudaOps final : public Ops {
 NormRopeParams norm_rope_params(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight* norm, float eps,
                                 const RopeTable& table, RopeLayout layout);
 
+// Rows of a ubatch that stream the weights, each with the bits that it has alone; more go through the kernels of prompts.
+constexpr int32_t kMostStreamedRows = 64;
+
+// A block per row and column.
 inline Grid rows_grid(int32_t rows, int32_t columns) {
   return {static_cast<uint32_t>(rows), static_cast<uint32_t>(columns)};
+}
+// A warp per item, in blocks of 256 threads.
+inline Grid warps_grid(int64_t items) {
+  constexpr int64_t kWarps = 256 / 32;
+  return {static_cast<uint32_t>((items + kWarps - 1) / kWarps)};
+}
+
+// Rows that are computed at once where one takes so many bytes of scratch: 64 MiB of it, and one row at least.
+inline int32_t rows_at_once(size_t bytes_of_one) {
+  return static_cast<int32_t>(std::clamp<size_t>((size_t{64} << 20) / std::max<size_t>(1, bytes_of_one), 1, 1 << 20));
+}
+// Scratch of the rows from `first` on, for kernels that number rows from the ubatch's first.
+inline float* from_first_row(float* scratch, int32_t first, size_t values_of_one) {
+  return reinterpret_cast<float*>(address_of(scratch) - static_cast<size_t>(first) * values_of_one * sizeof(float));
 }
 inline CUdeviceptr address_of(Tensor x) { return address_of(static_cast<const void*>(x.data)); }
 

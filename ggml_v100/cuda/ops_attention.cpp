@@ -20,7 +20,6 @@ namespace {
 constexpr int32_t kPromptBlockRows = 64;  // of a block
 constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
 constexpr std::array<int32_t, 2> kCountedBlockRows{16, 64};
-constexpr size_t kMostPartBytes = size_t{64} << 20;  // of the sums of partitions
 
 // Partitions of the longest view, in steps: recorded work depends on the number.
 int32_t partitions_for(std::span<const RowRange> visible) {
@@ -60,10 +59,8 @@ KvAppendParams append_params(Tensor k, Tensor v, const RowTables& t, const KvCac
 }  // namespace
 
 void CudaOps::append_rows(Tensor k, Tensor v, const RowTables& t, const KvCache& cache) {
-  constexpr int64_t kWarps = kThreads / 32;
   const int64_t warps = int64_t{v.rows} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
-  launch("kv_append", "kv_append", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
-         append_params(k, v, t, cache));
+  launch("kv_append", "kv_append", warps_grid(warps), kThreads, append_params(k, v, t, cache));
 }
 
 void CudaOps::kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& layer) {
@@ -72,7 +69,6 @@ void CudaOps::kv_append(Tensor k, Tensor v, const Rows& rows, const KvLayer& lay
 
 void CudaOps::rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const Rotation& rotation, const Rows& rows,
                                 const KvLayer& layer) {
-  constexpr int64_t kWarps = kThreads / 32;
   changes(q), changes(k);
   const KvCache cache = kv_cache(layer);
   const auto turned = [&](Tensor x, int32_t n_heads, const VectorWeight* norm) {
@@ -80,19 +76,18 @@ void CudaOps::rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, con
   };
   const int64_t warps =
       int64_t{k.rows} * (heads + cache.kv_heads + int64_t{cache.kv_heads} * kv_feature_blocks(cache.head_dim));
-  launch("kv_append", "rotate_and_append", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
+  launch("kv_append", "rotate_and_append", warps_grid(warps), kThreads,
          RotateAppendParams{.q = turned(q, heads, rotation.q_norm),
                             .k = turned(k, cache.kv_heads, rotation.k_norm),
                             .append = append_params(k, v, tables(rows), cache)});
 }
 
 KeysValues CudaOps::kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) {
-  constexpr int64_t kWarps = kThreads / 32;
   const KvCache cache = kv_cache(layer);
   const int32_t features = cache.kv_heads * cache.head_dim;
   const KeysValues read{create(indices.size(), features), create(indices.size(), features)};
   const int64_t warps = int64_t{indices.size()} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
-  launch("kv_append", "kv_read", {static_cast<uint32_t>((warps + kWarps - 1) / kWarps)}, kThreads,
+  launch("kv_append", "kv_read", warps_grid(warps), kThreads,
          KvReadParams{.k = read.k.data,
                       .v = read.v.data,
                       .pages = bring(pages),
@@ -118,8 +113,7 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
   const int32_t partitions =
       partitions_for(rows.visible.subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.end - part.begin)));
   const size_t row_parts = static_cast<size_t>(heads) * static_cast<size_t>(partitions);
-  const size_t row_bytes = row_parts * static_cast<size_t>(head_dim + 2) * sizeof(float);
-  const int32_t piece_rows = static_cast<int32_t>(std::clamp<size_t>(kMostPartBytes / row_bytes, 1, 1 << 20));
+  const int32_t piece_rows = rows_at_once(row_parts * static_cast<size_t>(head_dim + 2) * sizeof(float));
   const std::string unit = "attention_decode_" + std::to_string(head_dim);
   for (int32_t first = part.begin; first < part.end; first += piece_rows) {
     const RowRange piece{first, std::min(part.end, first + piece_rows)};
@@ -134,11 +128,8 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     params.first_row = first_rows_of(rows, piece, t);
     params.page_table = t.page_table;
     params.y = y.data;
-    // Rows are numbered from the ubatch's first.
-    params.part_y = reinterpret_cast<float*>(address_of(part_y) - static_cast<size_t>(first) * row_parts *
-                                                                      static_cast<size_t>(head_dim) * sizeof(float));
-    params.part_weight =
-        reinterpret_cast<float*>(address_of(part_weight) - static_cast<size_t>(first) * row_parts * 2 * sizeof(float));
+    params.part_y = from_first_row(part_y, first, row_parts * static_cast<size_t>(head_dim));
+    params.part_weight = from_first_row(part_weight, first, row_parts * 2);
     params.cache = cache;
     params.heads = heads;
     params.most_pages = t.most_pages;

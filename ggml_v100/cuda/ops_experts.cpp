@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "cuda/kernels/linear_prompt_shape.h"
-#include "cuda/kernels/linear_shape.h"
 #include "cuda/ops.h"
 
 namespace v100::cuda {
@@ -25,9 +24,8 @@ int32_t rows_of_item(int32_t slots, int32_t experts, int32_t most) {
 // The tile of the kernels of prompts, whose rows an item has then, where they are faster: an expert has to fill it. nullptr:
 // the streaming kernels, always for up to 64 rows. What a ubatch takes does not depend on the pieces it goes in.
 const PromptTile* prompt_tile(const Routing& routing, int32_t experts) {
-  constexpr int32_t kMostStreamed = 64;
   const int64_t slots = routing.slots();
-  if (routing.rows <= kMostStreamed || slots <= int64_t{48} * experts) return nullptr;
+  if (routing.rows <= kMostStreamedRows || slots <= int64_t{48} * experts) return nullptr;
   return slots <= int64_t{192} * experts ? &kNarrowTile : &kWideTile;
 }
 
@@ -134,17 +132,7 @@ void CudaOps::run_expert_records(Tensor x, const Groups& groups, std::span<const
     params.job[i].out_features = y.features;
     params.job[i].experts = expert_table(*weights[i]);
   }
-  const std::string prefix = activation ? "gated_" : "";
-  if (tile != nullptr) {
-    const int32_t blocks = prompt_blocks(*tile, tile->rows, params.tiles, activation.has_value());
-    launch("linear_prompt_" + std::string(codec.unit), prefix + (tile->rows == kWideTile.rows ? "wide" : "narrow"),
-           rows_grid(blocks, groups.most_items), static_cast<uint32_t>(tile->threads), params);
-    return;
-  }
-  const int32_t block_tiles = activation ? 1 : linear_tiles(groups.item_rows);
-  const int32_t blocks = (params.tiles + block_tiles - 1) / block_tiles;
-  launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(groups.item_rows),
-         rows_grid(blocks, groups.most_items), kLinearThreads, params);
+  launch_records(codec, params, activation.has_value(), tile, groups.item_rows, groups.most_items);
 }
 
 void CudaOps::run_expert_floats(Tensor x, const Groups& groups, const ExpertLinear& w, int32_t slots_per_row,

@@ -15,7 +15,6 @@ namespace v100::cuda {
 
 namespace {
 
-constexpr int32_t kMostStreamedRows = 64;
 constexpr int32_t kTileRows = 8;
 constexpr int32_t kPanelStep = 32;  // features of a record
 
@@ -75,22 +74,18 @@ CudaOps::Panel CudaOps::make_panel(Tensor x) {
   return {values, row_scale, x.rows, tiles};
 }
 
-void CudaOps::launch_records(const Panel& panel, const Codec& codec, const LinearParams& params, bool is_gated) {
+void CudaOps::launch_records(const Codec& codec, const LinearParams& params, bool is_gated, const PromptTile* tile,
+                             int32_t rows, int32_t items) {
   const std::string prefix = is_gated ? "gated_" : "";
-  if (panel.rows > kMostStreamedRows) {
-    const int32_t multiprocessors = launches_->device().info().multiprocessors;
-    const bool is_wide = prompt_is_wide(panel.rows, params.tiles, is_gated, multiprocessors);
-    const PromptTile tile = is_wide ? kWideTile : kNarrowTile;
-    launch("linear_prompt_" + std::string(codec.unit), prefix + (is_wide ? "wide" : "narrow"),
-           {static_cast<uint32_t>(prompt_blocks(tile, panel.rows, params.tiles, is_gated))},
-           static_cast<uint32_t>(tile.threads), params);
+  if (tile != nullptr) {
+    launch("linear_prompt_" + std::string(codec.unit), prefix + (tile->rows == kWideTile.rows ? "wide" : "narrow"),
+           rows_grid(prompt_blocks(*tile, rows, params.tiles, is_gated), items), static_cast<uint32_t>(tile->threads),
+           params);
     return;
   }
-  const int32_t rows = panel.tiles * kTileRows;  // of the kernel
   const int32_t block_tiles = is_gated ? 1 : linear_tiles(rows);
-  const int32_t blocks = (params.tiles + block_tiles - 1) / block_tiles;
-  launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(rows), {static_cast<uint32_t>(blocks)},
-         kLinearThreads, params);
+  launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(rows),
+         rows_grid((params.tiles + block_tiles - 1) / block_tiles, items), kLinearThreads, params);
 }
 
 void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> jobs,
@@ -110,7 +105,14 @@ void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> job
       params.job[i] = job_of(*part[i].layer, part[i].y.data, activation ? 0 : params.tiles, part[i].adds);
       if (!activation || i == 0) params.tiles += device_weight(*part[i].layer->weight).tiles();
     }
-    launch_records(panel, codec, params, activation.has_value());
+    const bool is_gated = activation.has_value();
+    if (panel.rows <= kMostStreamedRows) {
+      launch_records(codec, params, is_gated, nullptr, panel.tiles * kTileRows, 1);
+      continue;
+    }
+    const int32_t multiprocessors = launches_->device().info().multiprocessors;
+    const bool is_wide = prompt_is_wide(panel.rows, params.tiles, is_gated, multiprocessors);
+    launch_records(codec, params, is_gated, is_wide ? &kWideTile : &kNarrowTile, panel.rows, 1);
   }
   arena_.release(mark);
 }

@@ -14,22 +14,15 @@ namespace v100::cuda {
 
 namespace {
 
-constexpr size_t kMostScoreBytes = size_t{64} << 20, kMostPartBytes = size_t{64} << 20;
 constexpr uint32_t kChooseThreads = 512;
 constexpr int32_t kMostSharedBytes = 96 << 10;
 
 int32_t rounded_up(int32_t value, int32_t step) { return (value + step - 1) / step * step; }
 
-// Rows of which `bytes_of_one` each fit into `bytes`.
-int32_t rows_at_once(size_t bytes, size_t bytes_of_one) {
-  return static_cast<int32_t>(std::clamp<size_t>(bytes / std::max<size_t>(1, bytes_of_one), 1, 1 << 20));
-}
-
 }  // namespace
 
 void CudaOps::append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
                            const KvLayer& index) {
-  constexpr int32_t kWarps = kThreads / 32;
   if (index.shape.kv_heads == 0) return;
   const RowTables t = tables(rows);
   const KvCache cache = kv_cache(index);
@@ -39,7 +32,7 @@ void CudaOps::append_index(Tensor keys, const VectorWeight& w, float eps, const 
   for (size_t r = 0; r < block_row.size(); ++r)
     if ((rows.kv_index[r] + 1) % cache.block == 0) block_row[r] = ended++;
   if (ended == 0) return;
-  launch("block_index", "append_block_keys", {static_cast<uint32_t>((keys.rows + kWarps - 1) / kWarps)}, kThreads,
+  launch("block_index", "append_block_keys", warps_grid(keys.rows), kThreads,
          BlockKeysParams{.weight = w.data.get(),
                          .cosine = angles.cosine,
                          .sine = angles.sine,
@@ -64,7 +57,7 @@ BlockChoice CudaOps::choose_blocks(Tensor q, const Rows& rows, const KvLayer& in
   auto* blocks = take<int32_t>(static_cast<size_t>(q.rows) * static_cast<size_t>(most));
   const RowTables t = tables(rows);
   const int32_t stride = rounded_up(std::max(1, complete), 4 * kStep);
-  const int32_t piece_rows = rows_at_once(kMostScoreBytes, static_cast<size_t>(stride) * sizeof(float));
+  const int32_t piece_rows = rows_at_once(static_cast<size_t>(stride) * sizeof(float));
   for (int32_t first = 0; first < q.rows; first += piece_rows) {
     const size_t mark = arena_.mark();
     const RowRange piece{first, std::min(q.rows, first + piece_rows)};
@@ -78,9 +71,7 @@ BlockChoice CudaOps::choose_blocks(Tensor q, const Rows& rows, const KvLayer& in
     params.visible = t.visible;
     params.first_row = first_rows_of(rows, piece, t);
     params.page_table = t.page_table;
-    // Rows are numbered from the ubatch's first.
-    params.scores = reinterpret_cast<float*>(address_of(scores) -
-                                             static_cast<size_t>(first) * static_cast<size_t>(stride) * sizeof(float));
+    params.scores = from_first_row(scores, first, static_cast<size_t>(stride));
     params.cache = cache;
     params.heads = heads;
     params.most_pages = t.most_pages;
@@ -117,7 +108,7 @@ Tensor CudaOps::sparse_attention(Tensor q, const Rows& rows, const BlockChoice& 
   const size_t part_values = static_cast<size_t>(heads) * static_cast<size_t>(all_partitions);
   const size_t row_bytes = part_values * static_cast<size_t>(cache.head_dim + 2) * sizeof(float);
   for (const RowRun& run : runs_of(rows)) {
-    const int32_t piece_rows = run.is_prompt ? run.rows.size() : rows_at_once(kMostPartBytes, row_bytes);
+    const int32_t piece_rows = run.is_prompt ? run.rows.size() : rows_at_once(row_bytes);
     for (int32_t first = run.rows.begin; first < run.rows.end; first += piece_rows) {
       const size_t mark = arena_.mark();
       const int32_t count = std::min(run.rows.end, first + piece_rows) - first;

@@ -59,12 +59,24 @@ size_t record_bytes(const Codec& codec, int32_t in_features, int32_t out_feature
   return static_cast<size_t>(rows * row_bytes(traits(codec.type), in_features));
 }
 
+// The largest of what most_of(begin, end) finds in each chunk, by all threads; >= 0.
+template <class Value, class MostOf>
+Value largest_in_parallel(ThreadPool& pool, int64_t count, int64_t chunk, const MostOf& most_of) {
+  std::atomic<Value> largest{};
+  pool.parallel_for(count, chunk, [&](int64_t begin, int64_t end) {
+    const Value mine = most_of(begin, end);
+    Value known = largest.load();
+    while (mine > known && !largest.compare_exchange_weak(known, mine)) {
+    }
+  });
+  return largest.load();
+}
+
 // The power of two that values of BF16 are stored times, as an exponent.
 int32_t bf16_exponent_of(int64_t count, const std::byte* values, ThreadPool& pool) {
   constexpr int64_t kChunk = 1 << 20;
   constexpr uint32_t kInfinity = 0x7f80;
-  std::atomic<uint32_t> largest{0};
-  pool.parallel_for(count, kChunk, [&](int64_t begin, int64_t end) {
+  return bf16_exponent(largest_in_parallel<uint32_t>(pool, count, kChunk, [&](int64_t begin, int64_t end) {
     uint32_t mine = 0;
     for (int64_t i = begin; i < end; ++i) {
       uint16_t bits;
@@ -72,18 +84,14 @@ int32_t bf16_exponent_of(int64_t count, const std::byte* values, ThreadPool& poo
       const uint32_t magnitude = bits & 0x7fffu;
       mine = std::max(mine, magnitude < kInfinity ? magnitude : 0);
     }
-    uint32_t known = largest.load();
-    while (mine > known && !largest.compare_exchange_weak(known, mine)) {
-    }
-  });
-  return bf16_exponent(largest.load());
+    return mine;
+  }));
 }
 
 // The same of values that are decoded first.
 int32_t stored_exponent(QuantType type, int64_t row_size, int32_t in_features, int32_t out_features,
                         const std::byte* rows, ThreadPool& pool) {
-  std::atomic<float> largest{0.0f};
-  pool.parallel_for(out_features, 16, [&](int64_t begin, int64_t end) {
+  const float largest = largest_in_parallel<float>(pool, out_features, 16, [&](int64_t begin, int64_t end) {
     std::vector<float> values(static_cast<size_t>(in_features));
     float mine = 0.0f;
     for (int64_t r = begin; r < end; ++r) {
@@ -91,11 +99,9 @@ int32_t stored_exponent(QuantType type, int64_t row_size, int32_t in_features, i
       for (const float value : values)
         if (std::isfinite(value)) mine = std::max(mine, std::fabs(value));
     }
-    float known = largest.load();
-    while (mine > known && !largest.compare_exchange_weak(known, mine)) {
-    }
+    return mine;
   });
-  return largest.load() > 0.0f ? std::clamp(14 - std::ilogb(largest.load()), -126, 126) : 0;
+  return largest > 0.0f ? std::clamp(14 - std::ilogb(largest), -126, 126) : 0;
 }
 
 }  // namespace
@@ -251,14 +257,10 @@ std::shared_ptr<const float[]> WeightPacker::place(std::span<const float> values
   const std::lock_guard lock(mutex_);
   const Device::Guard guard(launches_->device());
   const auto data = slabs_.allocate(values.size_bytes());
-  for (size_t first = 0; first < values.size_bytes(); first += kPieceBytes) {
-    const size_t bytes = std::min(kPieceBytes, values.size_bytes() - first);
-    Piece& piece = next_piece(bytes);
-    std::memcpy(piece.host.data(), reinterpret_cast<const std::byte*>(values.data()) + first, bytes);
-    stream_.copy_to_device(address_of(data.get()) + first, piece.host.data(), bytes);
-    piece.used.record(stream_);
-    piece.is_used = true;
-  }
+  send_floats(1, static_cast<int32_t>(values.size()), address_of(data.get()),
+              [values](int32_t first, int32_t count, std::byte* to) {
+                std::memcpy(to, values.data() + first, static_cast<size_t>(count) * sizeof(float));
+              });
   stream_.synchronize();
   return {data, reinterpret_cast<const float*>(data.get())};
 }

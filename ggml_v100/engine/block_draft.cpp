@@ -53,15 +53,7 @@ struct BlockPass {
                       states_.size() * sizeof(float));
     }
     const Tensor part = has_drafter ? rank.text().block_head(ops, states) : rank.text().head(ops, states);
-    if (part.features == width_) {
-      ops.read(part, logits_);
-      return;
-    }
-    const auto first = static_cast<size_t>(rank.text().vocabulary().begin);
-    for (int32_t i = 0; i < part.rows && part.features > 0; ++i)
-      ops.read({part.row(i), 1, part.features},
-               {logits_.data() + static_cast<size_t>(i) * static_cast<size_t>(width_) + first,
-                static_cast<size_t>(part.features)});
+    read_part(ops, part, rank.text().vocabulary().begin, logits_, width_);
   }
 
   void make_lattices(const Rank& rank) {

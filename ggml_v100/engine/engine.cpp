@@ -20,12 +20,6 @@ int32_t in_range(const char* field, int64_t value, int64_t low, int64_t high) {
   return static_cast<int32_t>(value);
 }
 
-QuantType kv_type(const char* field, const std::string& name) {
-  const auto type = quant_type_from_name(name);
-  if (!type) throw InvalidArgument(std::string(field) + " is '" + name + "', which is not a tensor type");
-  return *type;
-}
-
 constexpr int64_t kLongestContext = int64_t{1} << 30;
 
 int32_t window_of(const LoadedModel& model, bool swa_full) {
@@ -49,8 +43,8 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
       n_threads_(in_range("n_threads", params.n_threads, 0, 512)),
       n_threads_batch_(in_range("n_threads_batch", params.n_threads_batch, 0, 512)),
       keeps_prefixes_(params.cache_bytes != 0),
-      type_k_(kv_type("type_k", params.type_k)),
-      type_v_(kv_type("type_v", params.type_v)),
+      type_k_(cache_type("type_k", params.type_k)),
+      type_v_(cache_type("type_v", params.type_v)),
       window_(window_of(*model_, params.swa_full)),
       memory_(pool_pages(n_ctx_, in_range("n_seq_max", params.n_seq_max, 1, 4096)), params.n_seq_max,
               [this](PageId from, PageId to) { ranks_->copy_page(from, to); }),

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "base/thread_pool.h"
 #include "engine/pool_sizes.h"
 #include "engine/rank.h"
@@ -14,12 +13,6 @@
 namespace v100 {
 
 namespace {
-
-QuantType cache_type(const std::string& name) {
-  const auto type = quant_type_from_name(name);
-  if (!type) throw InvalidArgument("cache type '" + name + "' is not a tensor type");
-  return *type;
-}
 
 // The widest moments of a forward pass: a layer's attention, or its feed-forward, beside the residual stream and its norm;
 // after the layers the logits. Values of f32, and a quarter more for what operations need inside. On CPUs ubatches of 512
@@ -89,8 +82,8 @@ std::vector<RankNeeds> MemoryNeeds::of(const PlacementParams& asked, const Engin
   const int32_t n_window_pages = window_pool_pages(window, n_pages, engine.n_seq_max);
   const StatePool states(engine.n_seq_max);
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const std::vector<KvShape> shapes =
-        typed_shapes(*texts[rank], cache_type(engine.type_k), cache_type(engine.type_v), n_window_pages > 0);
+    const std::vector<KvShape> shapes = typed_shapes(*texts[rank], cache_type("type_k", engine.type_k),
+                                                     cache_type("type_v", engine.type_v), n_window_pages > 0);
     RankNeeds& need = needs[rank];
     const RankSizes sizes = rank_sizes(*texts[rank], backend(need.device), shapes);
     need.kv =

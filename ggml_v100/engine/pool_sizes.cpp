@@ -1,6 +1,8 @@
 // Sizes of the pools of pages.
 #include "engine/pool_sizes.h"
 
+#include "base/error.h"
+
 namespace v100 {
 
 int32_t rounded_context(const TextModel& model, int32_t n_ctx) {
@@ -22,6 +24,12 @@ int32_t window_pages(int32_t window) { return window / kPageTokens + 2; }
 
 int32_t window_pool_pages(int32_t window, int32_t n_pages, int32_t n_seq_max) {
   return window > 0 ? n_pages + n_seq_max * window_pages(window) : 0;
+}
+
+QuantType cache_type(const char* field, const std::string& name) {
+  const auto type = quant_type_from_name(name);
+  if (!type) throw InvalidArgument(std::string(field) + " is '" + name + "', which is not a tensor type");
+  return *type;
 }
 
 std::vector<KvShape> typed_shapes(const TextModel& text, QuantType type_k, QuantType type_v, bool keeps_windows) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "model/model.h"
@@ -27,6 +28,9 @@ int32_t window_pages(int32_t window);
 // A window is part of its sequence, so these pages never run out before those of other layers: as many as there are, and
 // those of each sequence whose other pages are shared.
 int32_t window_pool_pages(int32_t window, int32_t n_pages, int32_t n_seq_max);
+
+// Throws InvalidArgument naming the field for a name that is no tensor type.
+QuantType cache_type(const char* field, const std::string& name);
 
 // The caches of a rank with their types. keeps_windows: windowed layers have pages of their own.
 std::vector<KvShape> typed_shapes(const TextModel& text, QuantType type_k, QuantType type_v, bool keeps_windows);

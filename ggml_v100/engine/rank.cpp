@@ -22,6 +22,14 @@ RankSizes rank_sizes(const TextModel& text, const Backend& backend, std::span<co
   return sizes;
 }
 
+void read_part(Ops& ops, Tensor part, int32_t first, std::span<float> all, int32_t width) {
+  if (part.features == width) return ops.read(part, all);
+  const auto columns = static_cast<size_t>(part.features);
+  for (int32_t i = 0; i < part.rows && columns > 0; ++i)
+    ops.read({part.row(i), 1, part.features},
+             all.subspan(static_cast<size_t>(i) * static_cast<size_t>(width) + static_cast<size_t>(first), columns));
+}
+
 Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
            int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions)
     : text_(text), ops_(std::move(ops)), directions_(std::move(directions)) {

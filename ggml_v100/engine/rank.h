@@ -31,6 +31,9 @@ struct RankSizes {
 // shapes: as of Rank. Throws InvalidArgument.
 RankSizes rank_sizes(const TextModel& text, const Backend& backend, std::span<const KvShape> shapes);
 
+// A rank's part of logits, its rows of the output matrix, to columns `first` and on of those of all ranks [rows, width].
+void read_part(Ops& ops, Tensor part, int32_t first, std::span<float> all, int32_t width);
+
 class Rank {
  public:
   // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. directions: as in

@@ -200,13 +200,9 @@ Tensor RankSet::logits() {
   const auto rows = static_cast<size_t>(passes_[0].hidden.rows);
   if (size() == 1) return ops().on_host(head(0));
   logits_.resize(std::max(logits_.size(), rows * vocab));
-  on_all([this, vocab, rows](int32_t r) {
+  on_all([this, vocab](int32_t r) {
     const Rank& rank = *ranks_[static_cast<size_t>(r)];
-    const Tensor part = head(r);
-    const auto first = static_cast<size_t>(rank.text().vocabulary().begin), width = static_cast<size_t>(part.features);
-    for (size_t i = 0; i < rows; ++i)
-      rank.ops().read({part.row(static_cast<int32_t>(i)), 1, part.features},
-                      {logits_.data() + i * vocab + first, width});
+    read_part(rank.ops(), head(r), rank.text().vocabulary().begin, logits_, static_cast<int32_t>(vocab));
   });
   return {logits_.data(), static_cast<int32_t>(rows), static_cast<int32_t>(vocab)};
 }

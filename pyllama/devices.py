@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from pyllama.host_memory import available_bytes
+from pyllama.host_memory import available_bytes, physical_bytes
 
 HOST = "CPU"
 
@@ -37,7 +34,7 @@ class Machine:
 
 def this_machine(*, with_gpus: bool = True) -> Machine:
     """What is free now. with_gpus: look at them, which makes a context on each; some hundred milliseconds."""
-    host = Device(HOST, _physical_bytes(), available_bytes())
+    host = Device(HOST, physical_bytes(), available_bytes())
     if not with_gpus:
         return Machine(host)
     from pyllama._engine import backend_info, cuda_status
@@ -59,14 +56,3 @@ def this_machine(*, with_gpus: bool = True) -> Machine:
 def is_host(name: str) -> bool:
     """`CPU`, or `CPU0` and so on: ranks on the processors of the host."""
     return name.startswith(HOST)
-
-
-@functools.cache
-def _physical_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

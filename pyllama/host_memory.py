@@ -29,20 +29,28 @@ def cache_budget(mebibytes: int | None) -> int:
 def available_bytes(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that can be used without swapping (all of it where the system does not say), within the group's limit."""
     limits = [*_group_limits(proc / "self/cgroup", groups)]
-    available = _available_in(proc / "meminfo")
-    if available is None:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([available, *limits])
+    available = _bytes_in(proc / "meminfo", "MemAvailable")
+    return min([_installed_bytes() if available is None else available, *limits])
 
 
-def _available_in(meminfo: Path) -> int | None:
+def physical_bytes(proc: Path = Path("/proc")) -> int:
+    """All memory that the system has."""
+    total = _bytes_in(proc / "meminfo", "MemTotal")
+    return _installed_bytes() if total is None else total
+
+
+def _installed_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _bytes_in(meminfo: Path, field: str) -> int | None:
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == field:
             return int(value.split()[0]) * 1024
     return None
 

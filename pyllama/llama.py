@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import operator
 import os
@@ -54,6 +53,7 @@ from pyllama.host_memory import cache_budget
 from pyllama.infill_vocabulary import InfillTable
 from pyllama.llama_chat import MoreChat, ShownTokens, plan_chat, shaped_chunks, shaped_response, split_options
 from pyllama.llama_drafts import open_drafts, read_draft_model
+from pyllama.llama_placement import find_place, read_placement
 from pyllama.llama_sequence import LogitsProcessor, StoppingCriterion, TokenSequence, only_tokens
 from pyllama.llama_state import LlamaState, LogitsRows
 from pyllama.llama_stream import CallQueue, LockedStream
@@ -63,19 +63,14 @@ from pyllama.llama_values import (
     metadata_text,
     read_callables,
     read_count,
-    read_gpu_layers,
     read_n_keep,
     read_seed,
-    read_split_mode,
     require_shift,
     rope_scaling,
     token_or_none,
 )
-from pyllama.placement import PlacementRequest, explained, place_model
-from pyllama.placement_log import load_lines
+from pyllama.placement import explained
 from pyllama.tokenizer import Tokenizer
-
-logger = logging.getLogger("pyllama")
 
 RANDOM_SEED = 0xFFFFFFFF
 """The seed that stands for a new random seed in every call."""
@@ -262,48 +257,42 @@ class Llama:
         n_checkpoints = read_count("ctx_checkpoints", ctx_checkpoints)
         cache_mib = None if cache_ram is None else read_count("cache_ram", cache_ram, at_least=-1)
         check_parts(Path(self.model_path))
-        request = PlacementRequest(
-            devices=None if devices is None else tuple(devices),
-            n_gpu_layers=read_gpu_layers(n_gpu_layers, has_devices=devices is not None),
-            split_mode=read_split_mode(split_mode),
-            tensor_split=tuple(tensor_split or ()),
+        request = read_placement(
+            devices=devices,
+            n_gpu_layers=n_gpu_layers,
+            split_mode=split_mode,
+            tensor_split=tensor_split,
             main_gpu=main_gpu,
-            tensor_overrides=tuple(tensor_overrides),
-            fit=bool(fit),
-            fit_target=tuple(fit_target),
+            tensor_overrides=tensor_overrides,
+            fit=fit,
+            fit_target=fit_target,
             fit_ctx=fit_ctx,
-            kv_offload=bool(offload_kqv),
+            offload_kqv=offload_kqv,
         )
         weights: dict[str, Any] = {
             "kv_overrides": kv_overrides,
             **(speculation.model_arguments if speculation is not None else {}),
         }
+        keeps_windows = swa_full is None or bool(swa_full) or self._shifts  # what is moved must be there
         sizes = {name: engine_options[name] for name in ("n_seq_max", "n_ubatch", "type_k", "type_v")}
-        sizes["swa_full"] = swa_full is None or bool(swa_full) or self._shifts
-        placed = place_model(
+        placed = find_place(
             request,
             self.model_path,
             n_ctx=n_ctx,
-            may_shrink=n_ctx == 0,
-            sizes=sizes,
-            draft=speculation.draft_to_place(sizes) if speculation is not None else None,
+            sizes={**sizes, "swa_full": keeps_windows},
+            speculation=speculation,
+            weights=weights,
             open_needs=_engine.MemoryNeeds,
-            **weights,
+            verbose=verbose,
         )
         if speculation is not None:
             speculation = speculation.beside(placed.arguments["devices"])
-        for warning in placed.warnings:
-            logger.warning("%s", warning)
-        if verbose:
-            for line in (*placed.lines, *load_lines(placed)):
-                logger.info("%s", line)
         with explained(placed):
             model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments)
         with contextlib.ExitStack() as on_error, explained(placed):
             on_error.callback(model.close)
             self._metadata = model.metadata
             self._tokenizer = Tokenizer.from_metadata(self._metadata)
-            keeps_windows = swa_full is None or bool(swa_full) or self._shifts  # what is moved must be there
             needs_checkpoints = model.is_recurrent or (model.n_swa > 0 and not keeps_windows)
             # Without states to keep, what two calls have in common is in the sequence itself.
             cache_bytes = cache_budget(cache_mib) if needs_checkpoints or cache_mib is not None else 0

@@ -42,7 +42,8 @@ DRIVER_FLAGS = (
     "-Wl,-soname,libcuda_emulated.so.1",  # by which units find it; a real libcuda.so.1 can be loaded beside it
     "-Wl,-z,nodelete",  # its threads outlive whoever loaded it
 )  # fmt: skip
-DRIVER_SOURCES = ("executor.cpp", "libcuda.cpp")
+DRIVER_SOURCES = ("executor.cpp", "libcuda.cpp", "objects.cpp")
+DRIVER_HEADERS = ("executor.h", "launch.h", "objects.h")
 
 
 class BuildError(Exception):
@@ -132,7 +133,7 @@ def _digest(*parts: str | Path | Sequence[str]) -> str:
 
 def _build_driver(root: Path) -> Path:
     sources = [HERE / name for name in DRIVER_SOURCES]
-    key = _digest(_identity(), DRIVER_FLAGS, *sources, HERE / "executor.h", HERE / "launch.h")
+    key = _digest(_identity(), DRIVER_FLAGS, *sources, *(HERE / name for name in DRIVER_HEADERS))
     library = root / f"driver-{key}" / "libcuda.so.1"
     with FileLock(root / "locks" / "driver"):
         if not library.exists():

@@ -284,20 +284,25 @@ def test_a_block_of_multi_token_prediction_drafts_the_same_however_its_text_came
     model.close()
 
 
+def assert_predicts(path: Path, oracle: Qwen35Forward, n_texts: int, **options: Any) -> None:
+    """The block of multi-token prediction of a model that is opened with `options` drafts what the oracle does."""
+    model = Model(path, load_mtp=True, **options)
+    engine = Engine(model, n_ctx=PAGE, n_threads=1, type_k="f32", type_v="f32")
+    speculator = Speculator(engine, ["draft-mtp"], draft_n_max=5)
+    for seed in range(n_texts):
+        text = random_text(6 + 5 * seed, seed, 200)
+        assert drafts_of(speculator, engine, text) == oracle.predicted(text, 5)
+    engine.close()
+    model.close()
+
+
 @pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe"])
 def test_a_block_of_multi_token_prediction_drafts_what_its_definition_says(tmp_path: Path, architecture: str) -> None:
     recurrent = {f"{architecture}.attention.recurrent_layers": [True, True, True, False, False]}
     path = write_tiny_hybrid(tmp_path / "mtp.gguf", architecture, n_layer=4, n_mtp=1, metadata=recurrent)
     oracle = Qwen35Forward(path)
     for isa in ("reference", "auto"):
-        model = Model(path, load_mtp=True, isa=isa)
-        engine = Engine(model, n_ctx=PAGE, n_threads=1, type_k="f32", type_v="f32")
-        speculator = Speculator(engine, ["draft-mtp"], draft_n_max=5)
-        for seed in range(4):
-            text = random_text(6 + 5 * seed, seed, 200)
-            assert drafts_of(speculator, engine, text) == oracle.predicted(text, 5)
-        engine.close()
-        model.close()
+        assert_predicts(path, oracle, n_texts=4, isa=isa)
 
 
 CPUS = [f"CPU{i}" for i in range(3)]
@@ -322,12 +327,4 @@ def test_a_split_model_predicts_as_one_device_does(tmp_path: Path, split: dict[s
         n_value_head=6,
         metadata={"qwen35.attention.recurrent_layers": [True, True, True, False, False]},
     )
-    oracle = Qwen35Forward(path)
-    model = Model(path, load_mtp=True, **split)
-    engine = Engine(model, n_ctx=PAGE, n_threads=1, type_k="f32", type_v="f32")
-    speculator = Speculator(engine, ["draft-mtp"], draft_n_max=5)
-    for seed in range(3):
-        text = random_text(6 + 5 * seed, seed, 200)
-        assert drafts_of(speculator, engine, text) == oracle.predicted(text, 5)
-    engine.close()
-    model.close()
+    assert_predicts(path, Qwen35Forward(path), n_texts=3, **split)

@@ -153,6 +153,57 @@ __device__ __forceinline__ AttentionBlock attention_block(const AttentionParams&
   return b;
 }
 
+// Step 2 of the scores of a warp's 32 tokens. Rows of a tile that a lane has: row_of_c(lane, 0) and, two below,
+// row_of_c(lane, 2). Four values of each, and with three other lanes all of the warp.
+// Shared: warp_largest[warps][rows], warp_sum[warps][rows], largest[2][rows] before and after in turns, rescale[rows].
+
+// most: of the four scores of row m.
+template <class Shared>
+__device__ __forceinline__ void tell_largest(float most, int m, Shared& shared) {
+#pragma unroll
+  for (int apart = 2; apart <= 8; apart *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, apart));
+  if ((lane_id() & 14) == 0) shared.warp_largest[warp_id()][m] = most;
+}
+
+// Weights [token / 8][rows][8] f16, their sums per warp, the largest scores and the rescaling of what was before. After a
+// barrier that follows tell_largest.
+template <int kTiles, class Shared>
+__device__ __forceinline__ void weigh_scores(const float (&s)[kTiles][8], int turn, Shared& shared, uint16_t* weights) {
+  constexpr int kOctet = kTiles * kTileRows * 8;  // 8 tokens of all rows
+  const int lane = lane_id();
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int m = t * kTileRows + row_of_c(lane, 2 * half);
+      const float before = shared.largest[turn][m];
+      float most = before;
+#pragma unroll
+      for (int w = 0; w < kAttentionWarps; ++w) most = fmaxf(most, shared.warp_largest[w][m]);
+      const float base = most == no_score() ? 0.0f : most;  // a row that sees nothing yet, or scores that are NaN
+      float total = 0.0f;
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const int i = 2 * half + 4 * pair;
+        const __half2 weight = __floats2half2_rn(exp2f(__fadd_rn(__fadd_rn(s[t][i], -base), kWeightPower)),
+                                                 exp2f(__fadd_rn(__fadd_rn(s[t][i + 1], -base), kWeightPower)));
+        const int token = warp_id() * kStripValues + column_of_c(lane, i);
+        *reinterpret_cast<__half2*>(&weights[token / 8 * kOctet + m * 8 + token % 8]) = weight;
+        total += __low2float(weight);
+        total += __high2float(weight);
+      }
+#pragma unroll
+      for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
+      if ((lane & 14) == 0) {
+        shared.warp_sum[warp_id()][m] = total;
+        if (warp_id() == 0) {
+          shared.largest[turn ^ 1][m] = most;
+          shared.rescale[m] = exp2f(__fadd_rn(before, -base));
+        }
+      }
+    }
+}
+
 template <int kHeadDim, int kTiles, bool kCounted>
 struct Attention {
   static constexpr int kRows = kTiles * kTileRows;
@@ -344,7 +395,6 @@ struct Attention {
     const bool is_seen = first < end && first + kStripValues > begin;
     if (is_seen) with_kv_type<kCounted>(type, [&]<class Strip>() { add_scores<Strip>(type, keys, shared, s); });
 
-    // Rows of a tile that a lane has: row_of_c(lane, 0) and, two below, row_of_c(lane, 2). Four values of each.
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
 #pragma unroll
@@ -359,43 +409,11 @@ struct Attention {
           s[t][i] = token >= view.x && token < view.y ? __fmul_rn(s[t][i], scale) : no_score();
           most = fmaxf(most, s[t][i]);
         }
-#pragma unroll
-        for (int apart = 2; apart <= 8; apart *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, apart));
-        if ((lane & 14) == 0) shared.warp_largest[warp_id()][m] = most;
+        tell_largest(most, m, shared);
       }
     __syncthreads();  // the largest scores written above are read below; the weights of the page before are done with
 
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int m = t * kTileRows + row_of_c(lane, 2 * half);
-        const float before = shared.largest[turn][m];
-        float most = before;
-#pragma unroll
-        for (int w = 0; w < kAttentionWarps; ++w) most = fmaxf(most, shared.warp_largest[w][m]);
-        const float base = most == no_score() ? 0.0f : most;  // a row that sees nothing yet
-        float total = 0.0f;
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-          const int i = 2 * half + 4 * pair;
-          const __half2 weights = __floats2half2_rn(exp2f(__fadd_rn(__fadd_rn(s[t][i], -base), kWeightPower)),
-                                                    exp2f(__fadd_rn(__fadd_rn(s[t][i + 1], -base), kWeightPower)));
-          const int token = warp_id() * kStripValues + column_of_c(lane, i);
-          *reinterpret_cast<__half2*>(&shared.weights[token / 8 * kOctet + m * 8 + token % 8]) = weights;
-          total += __low2float(weights);
-          total += __high2float(weights);
-        }
-#pragma unroll
-        for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
-        if ((lane & 14) == 0) {
-          shared.warp_sum[warp_id()][m] = total;
-          if (warp_id() == 0) {
-            shared.largest[turn ^ 1][m] = most;
-            shared.rescale[m] = exp2f(__fadd_rn(before, -base));
-          }
-        }
-      }
+    weigh_scores(s, turn, shared, shared.weights);
     __syncthreads();  // weights, sums and rescaling written above are read by all
   }
 

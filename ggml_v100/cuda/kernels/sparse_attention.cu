@@ -122,7 +122,7 @@ struct SparseAttention {
       find_largest(turn, s);
       __syncthreads();  // the largest scores are read below; weights and quads of the stretch before are done with
       if (stretch + 1 < end) find_quads(stretch + 1, turn ^ 1);
-      weigh(turn, s);
+      weigh_scores(s, turn, shared, weights);
       __syncthreads();  // weights, sums and rescaling are read below
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;
@@ -219,7 +219,7 @@ struct SparseAttention {
     }
   }
 
-  // Rows of a tile that a lane has: row_of_c(lane, 0) and, two below, row_of_c(lane, 2). Four values of each.
+  // Scores in powers of 2, no_score() of what is not in the mask.
   __device__ __forceinline__ void find_largest(int turn, float (&s)[kTiles][8]) const {
     const int lane = lane_id();
 #pragma unroll
@@ -236,44 +236,7 @@ struct SparseAttention {
           s[t][i] = (mask >> column % kQuadTokens & 1) != 0 ? __fmul_rn(s[t][i], scale) : no_score();
           most = fmaxf(most, s[t][i]);
         }
-#pragma unroll
-        for (int apart = 2; apart <= 8; apart *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, apart));
-        if ((lane & 14) == 0) shared.warp_largest[warp_id()][m] = most;
-      }
-  }
-
-  __device__ __forceinline__ void weigh(int turn, const float (&s)[kTiles][8]) const {
-    const int lane = lane_id();
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int m = t * kTileRows + row_of_c(lane, 2 * half);
-        const float before = shared.largest[turn][m];
-        float most = before;
-#pragma unroll
-        for (int w = 0; w < kAttentionWarps; ++w) most = fmaxf(most, shared.warp_largest[w][m]);
-        const float base = most == no_score() ? 0.0f : most;  // scores that are NaN
-        float total = 0.0f;
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
-          const int i = 2 * half + 4 * pair;
-          const __half2 weight = __floats2half2_rn(exp2f(__fadd_rn(__fadd_rn(s[t][i], -base), kWeightPower)),
-                                                   exp2f(__fadd_rn(__fadd_rn(s[t][i + 1], -base), kWeightPower)));
-          const int token = warp_id() * kStripValues + column_of_c(lane, i);
-          *reinterpret_cast<__half2*>(&weights[token / 8 * kOctet + m * 8 + token % 8]) = weight;
-          total += __low2float(weight);
-          total += __high2float(weight);
-        }
-#pragma unroll
-        for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
-        if ((lane & 14) == 0) {
-          shared.warp_sum[warp_id()][m] = total;
-          if (warp_id() == 0) {
-            shared.largest[turn ^ 1][m] = most;
-            shared.rescale[m] = exp2f(__fadd_rn(before, -base));
-          }
-        }
+        tell_largest(most, m, shared);
       }
   }
 

@@ -209,6 +209,10 @@ class CudaOps final : public Ops {
 
   void rotate(const NormRopeParams& params);
 
+  // Of the sequences that have chunks in the tables.
+  void delta_net_in_chunks(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const RowTables& tables,
+                           const StateRecords& memory, Tensor y);
+
   // --- attention ---
   void append_rows(Tensor k, Tensor v, const RowTables& tables, const KvCache& cache);  // k without data: only v
   void attend_decode(Tensor q, const Rows& rows, RowRange part, const RowTables& tables, const KvCache& cache,

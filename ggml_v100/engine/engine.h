@@ -246,6 +246,10 @@ class Engine {
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
   // The angles of ubatch_, for its positions.
   void fill_rope_tables();
+  // Where the ubatch that begins there ends. Devices take the rows of a recurrent model's prompt in chunks that end at
+  // multiples of kDeltaChunk, those of a short piece one by one: such a prompt is cut between chunks and into pieces that
+  // are long, where n_ubatch allows, so that its bits do not depend on what is beside it.
+  size_t ubatch_end(std::span<const Row> rows, size_t begin) const;
   // Computes rows (grouped by sequence, indices ascending) in ubatches. Of the first kept_rows, which are in the first
   // one, recurrent layers keep their inputs.
   void forward(std::span<const Row> rows, const OnHidden& on_hidden, int32_t kept_rows = 0);

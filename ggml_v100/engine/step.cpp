@@ -211,7 +211,9 @@ void Engine::drop_rejected(std::span<const DraftedWork> drafted) {
     }
     if (!ubatch_.sequences.empty()) {
       ubatch_.tokens.resize(static_cast<size_t>(drafted.back().rows.end));  // rows are counted by them
-      const Rows rows{ubatch_.tokens, {}, {}, {}, ubatch_.sequences};
+      for (const DraftedWork& item : drafted)
+        for (int32_t i = 0; i < item.rows.size(); ++i) ubatch_.positions.push_back(item.length + i);
+      const Rows rows{ubatch_.tokens, {}, ubatch_.positions, {}, ubatch_.sequences};
       ranks_->replay({rows, rows, {}, {}, {}, drafted.back().rows.end});
     }
   }

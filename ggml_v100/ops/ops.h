@@ -286,7 +286,7 @@ class Ops {
   //   p_j = sum over i of fma(M[i][j], k_i), t_j = sum over i of fma(M[i][j], q_i), each in two partial sums from 0, even i
   //   and odd i, added at the end;  d_j = b * fma(-A, p_j, v_j);  o_j = fma(kq, d_j, A * t_j)
   //   M[i][j] = fma(k_i, d_j, A * M[i][j])
-  // A prompt may be cut anywhere: the bits are the same.
+  // A prompt may be cut anywhere: the bits are the same. On a device: between chunks (delta_net_chunked.h).
   virtual Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
                            const StateRecords& memory) = 0;
 

@@ -123,8 +123,9 @@ struct PreviousRowsParams {
   const float* x;             // [rows, features]
   float* y;                   // [rows, features], not x
   float* last;                // slot s at last + s * slot_values: [features]
-  const int32_t* sequence;    // [rows], ascending
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* sequence;    // [rows], -1: of none, y is not written
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences], may be state_from; -1: nothing is written
   int64_t slot_values;
@@ -459,9 +460,11 @@ struct DeltaNetParams {
   float* memory;              // slot s at memory + s * slot_values: [value_heads, head_dim / 16, head_dim, 16]
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences]
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   int64_t slot_values;
   int32_t key_heads, value_heads;
+  int32_t most_rows;  // of a sequence; those with more are left alone
   float eps;
 };
 
@@ -477,6 +480,7 @@ struct DeltaNetChunksParams {
   const int32_t* state_from;
   const int32_t* state_to;
   const int32_t* first_row;
+  const int32_t* end_row;
   const int32_t* first_position;  // [sequences], of the first row in its sequence: chunks end at multiples of 64
   const int32_t* first_chunk;     // [sequences + 1], of the launch
   uint16_t* key_panels;           // f16, [chunks, key_heads, delta_key_panel_values]
@@ -494,7 +498,8 @@ struct CausalConvParams {
   float* history;             // slot s at history + s * slot_values: [(taps - 1) * dilation, channels]
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences]
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   int64_t slot_values;
   int32_t channels, taps, dilation;
 };

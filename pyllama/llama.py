@@ -286,7 +286,7 @@ class Llama:
             verbose=verbose,
         )
         if speculation is not None:
-            speculation = speculation.beside(placed.arguments["devices"])
+            speculation = speculation.placed(placed.draft)
         with explained(placed):
             model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments)
         with contextlib.ExitStack() as on_error, explained(placed):

@@ -83,11 +83,11 @@ def layers_on_gpus(arguments: Mapping[str, Any], n_layer: int) -> int:
 
 def placement_without_effect(asked: Mapping[str, Any], devices: Sequence[str]) -> str:
     """Says so where a drafter that is part of the model, whose `devices` these are, is wanted elsewhere; else ""."""
-    first = (*devices, HOST)[0]
+    where = tuple(devices) or (HOST,)
     if "devices" in asked:
-        is_sent_elsewhere = first not in (asked["devices"] or (HOST,))
+        is_sent_elsewhere = not set(asked["devices"] or (HOST,)) & set(where)
     else:
-        is_sent_elsewhere = is_host(first) and looks_for_gpus(asked)
+        is_sent_elsewhere = all(map(is_host, where)) and looks_for_gpus(asked)
     if not is_sent_elsewhere and "tensor_overrides" not in asked:
         return ""
-    return f"the drafter is part of the model and lies with it, on {first} first: where it was sent has no effect"
+    return f"the drafter is part of the model and lies with it ({', '.join(where)}): where it was sent has no effect"

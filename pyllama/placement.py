@@ -181,8 +181,6 @@ def place_model(
         open_needs = MemoryNeeds
     wants_gpus = request.looks_for_gpus or (draft is not None and looks_for_gpus(draft.placement))
     machine = this_machine(with_gpus=wants_gpus)
-    if model.get("drafter") and request.devices is None and request.split_mode == "layer":
-        request = replace(request, split_mode="none")  # a DFlash drafter works beside a model on one device
     beside = DraftNeeds(draft, open_needs(draft.path)) if draft is not None else None
     needs = _FileNeeds(open_needs(path, **model), dict(sizes))
     return place(request, needs, machine, n_ctx=n_ctx, may_shrink=may_shrink, granule=granule, draft=beside)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pyllama import placement
 from pyllama._engine import MemoryNeeds, RankNeeds
 from pyllama.devices import Device, Machine
 from pyllama.draft_placement import DraftNeeds, DraftToPlace, PlacedDraft
@@ -259,19 +258,6 @@ def test_one_gpu_of_several_has_it_all_without_a_split() -> None:
     assert result.arguments["devices"] == ("CUDA1",)
     with pytest.raises(InvalidArgument, match="main device is 2, expected 0 to 1"):
         placed(PlainModel(), machine(2000, 16000), split_mode="none", main_gpu=2)
-
-
-def test_a_model_with_a_dflash_drafter_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "this_machine", lambda *, with_gpus: machine(16000, 16000))
-
-    def devices_with(**model: Any) -> Any:
-        result = place_model(
-            PlacementRequest(), "model.gguf", n_ctx=512, sizes={}, open_needs=lambda path, **_: PlainModel(), **model
-        )
-        return result.arguments["devices"]
-
-    assert devices_with() == ("CUDA0", "CUDA1")
-    assert devices_with(drafter="drafter.gguf") == ("CUDA0",)
 
 
 def test_the_kv_cache_is_not_left_to_the_host() -> None:

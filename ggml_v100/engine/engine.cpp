@@ -193,8 +193,20 @@ void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden, int32
   }
 }
 
-void Engine::compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows) {
+void Engine::compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows,
+                     std::span<const std::optional<RowNeeds>> needs) {
+  std::vector<const RowNeeds*> of_outputs;
   const auto on_hidden = [&](size_t begin, std::span<const int32_t> outputs, Tensor) {
+    of_outputs.clear();
+    for (const int32_t output : outputs) {
+      const size_t row = begin + static_cast<size_t>(output);
+      of_outputs.push_back(row < needs.size() && needs[row] ? &*needs[row] : nullptr);
+    }
+    if (std::ranges::any_of(of_outputs, [](const RowNeeds* need) { return need != nullptr; })) {
+      const std::span<const LogitsRow> found = ranks_->logits_rows(of_outputs);
+      for (size_t i = 0; i < found.size(); ++i) on_logits(begin + static_cast<size_t>(outputs[i]), found[i]);
+      return;
+    }
     const Tensor logits = ranks_->logits();
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
@@ -255,8 +267,8 @@ void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> se
     for (const size_t i : members) added.push_back(tokens[i]);
     guard.append(sequence, added);
   }
-  compute(rows, [&](size_t row, std::span<const float> logits) {
-    std::copy(logits.begin(), logits.end(), logits_.begin() + static_cast<ptrdiff_t>(output_row[origin[row]] * vocab));
+  compute(rows, [&](size_t row, const LogitsRow& logits) {
+    std::ranges::copy(logits.all(), logits_.begin() + static_cast<ptrdiff_t>(output_row[origin[row]] * vocab));
   });
   guard.complete();
   logits_rows_ = static_cast<int32_t>(n_wanted);

@@ -548,15 +548,12 @@ struct MaskLogitsParams {
   int32_t n;
 };
 
-// Biases, then penalties on the listed tokens of each row. Grid (rows), 256 threads.
-struct SteerLogitsParams {
-  float* logits;               // [rows, n], in place
-  const int32_t* first_token;  // [rows + 1]: the row's stretch of the lists
-  const int32_t* tokens;       // each once in a row
-  const float* biases;         // added; 0 where there is none
-  const int32_t* counts;       // in the window of penalties; 0: no penalty
-  const float* penalties;      // [rows, 3]: repeat, frequency, presence; 1, 0, 0: none
-  int32_t n;
+// Single values of each row. Grid (rows), 256 threads.
+struct PickColumnsParams {
+  const float* x;          // [rows, n]
+  const int32_t* columns;  // [rows, listed], -1: none
+  float* y;                // [rows, listed], 0 where there is none
+  int32_t n, listed;
 };
 
 // One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.

@@ -1,4 +1,6 @@
-// Parts of rows for the host: the largest values, single ones, and whether there are flaws.
+// Parts of rows for the host: the largest values, single ones, sums, and whether there are flaws.
+#include <numeric>
+
 #include "base/error.h"
 #include "cuda/ops.h"
 
@@ -6,10 +8,10 @@ namespace v100::cuda {
 
 namespace {
 
-constexpr int32_t kChunk = 2048;      // values of a block of top_k
-constexpr uint32_t kFlawBlocks = 64;  // of a row
-constexpr uint8_t kNoFlaw = 0x7f;     // byte of a column that no row has
-constexpr uint32_t kSortingThreads = 512;
+constexpr int32_t kChunk = 2048;           // values of a block of top_k
+constexpr uint32_t kRowBlocks = 64;        // of a row, in kernels that walk along it
+constexpr uint8_t kNoFlaw = 0x7f;          // byte of a column that no row has
+constexpr uint32_t kSortingThreads = 512;  // and those of sum_exp
 
 int32_t chunks_of(int32_t n) { return (n + kChunk - 1) / kChunk; }
 
@@ -20,24 +22,41 @@ std::optional<RowAnswer> CudaOps::look_up(Tensor x, const RowQuery& query) {
              listed = static_cast<size_t>(query.listed);
   RowAnswer answer;
   if (rows == 0) return answer;
-  // One copy brings all of it: values, their columns, single values, flaws.
+  // One copy brings all of it: sums of chunks, values, their columns, single values, flaws.
+  const auto chunks_of_row = static_cast<size_t>(chunks_of(x.features));
+  const size_t n_sums = query.wants_sums ? rows * chunks_of_row : 0;
   const size_t n_largest = rows * largest, n_listed = rows * listed;
-  const Tensor all = create(1, static_cast<int32_t>(2 * n_largest + n_listed + rows));
-  float* values = all.data;
+  const Tensor all = create(1, static_cast<int32_t>(2 * n_sums + 2 * n_largest + n_listed + rows));
+  auto* sums = reinterpret_cast<double*>(all.data);
+  float* values = all.data + 2 * n_sums;
   auto* columns = reinterpret_cast<int32_t*>(values + n_largest);
   float* single = values + 2 * n_largest;
   auto* flaws = reinterpret_cast<int32_t*>(single + n_listed);
 
   recorder_.fill(address_of(flaws), kNoFlaw, rows * sizeof(int32_t));
   const auto row_count = static_cast<uint32_t>(rows);
-  launch("sampling", "find_flaws", {std::min(kFlawBlocks, static_cast<uint32_t>(wide_blocks(x.features))), row_count},
-         kThreads, FindFlawsParams{.logits = x.data, .first = flaws, .n = x.features});
+  const Grid over_rows{std::min(kRowBlocks, static_cast<uint32_t>(wide_blocks(x.features))), row_count};
+  launch("sampling", "find_flaws", over_rows, kThreads,
+         FindFlawsParams{.logits = x.data, .first = flaws, .n = x.features});
+  Tensor allowed = x;
+  if (!query.mask_of.empty()) {
+    allowed = create(x.rows, x.features);
+    launch("sampling", "mask_logits", over_rows, kThreads,
+           MaskLogitsParams{.logits = x.data,
+                            .y = allowed.data,
+                            .masks = bring(query.masks),
+                            .mask_of = bring(query.mask_of),
+                            .n = x.features,
+                            .words = query.mask_words,
+                            .first_bit = query.first_bit});
+  }
   if (listed > 0)
-    launch("sampling", "pick_columns", {row_count}, kThreads,
-           PickColumnsParams{
-               .x = x.data, .columns = bring(query.columns), .y = single, .n = x.features, .listed = query.listed});
+    launch(
+        "sampling", "pick_columns", {row_count}, kThreads,
+        PickColumnsParams{
+            .x = allowed.data, .columns = bring(query.columns), .y = single, .n = x.features, .listed = query.listed});
 
-  TopKParams pass{.logits = x.data,
+  TopKParams pass{.logits = allowed.data,
                   .keys = nullptr,
                   .kept_keys = nullptr,
                   .values = nullptr,
@@ -56,7 +75,15 @@ std::optional<RowAnswer> CudaOps::look_up(Tensor x, const RowQuery& query) {
     pass.n = chunks * query.largest;
   }
 
+  if (query.wants_sums)
+    launch("sampling", "sum_exp", {static_cast<uint32_t>(chunks_of_row), row_count}, kSortingThreads,
+           SumExpParams{.logits = x.data, .largest = values, .y = sums, .n = x.features, .stride = query.largest});
+
   const float* host = host_copy_of(all);
+  const auto* host_sums = reinterpret_cast<const double*>(host);
+  for (size_t row = 0; row < rows && query.wants_sums; ++row)
+    answer.sums.push_back(std::accumulate(host_sums + row * chunks_of_row, host_sums + (row + 1) * chunks_of_row, 0.0));
+  host += 2 * n_sums;
   answer.values.assign(host, host + n_largest);
   const auto* host_columns = reinterpret_cast<const int32_t*>(host + n_largest);
   answer.columns.assign(host_columns, host_columns + n_largest);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "engine/rank.h"
 
@@ -18,7 +19,15 @@ RowAnswer look_up_on_host(Tensor x, const RowQuery& query) {
   RowAnswer answer;
   std::vector<Candidate> chosen;
   for (int32_t r = 0; r < x.rows; ++r) {
-    const std::span<const float> row(x.row(r), static_cast<size_t>(x.features));
+    std::vector<float> row(x.row(r), x.row(r) + x.features);
+    answer.is_flawed.push_back(
+        std::ranges::any_of(row, [](float v) { return std::isnan(v) || (std::isinf(v) && v > 0); }));
+    const int32_t mask = query.mask_of.empty() ? -1 : query.mask_of[static_cast<size_t>(r)];
+    for (size_t c = 0; c < row.size() && mask >= 0; ++c) {
+      const size_t bit = static_cast<size_t>(query.first_bit) + c;
+      const uint32_t word = query.masks[static_cast<size_t>(mask) * static_cast<size_t>(query.mask_words) + bit / 32];
+      if ((word >> bit % 32 & 1u) == 0) row[c] = -std::numeric_limits<float>::infinity();
+    }
     select_first_of_untrusted(row, static_cast<size_t>(query.largest), chosen);
     for (const Candidate& c : chosen) answer.values.push_back(c.logit), answer.columns.push_back(c.token);
     for (int32_t i = 0; i < query.listed; ++i) {
@@ -26,8 +35,6 @@ RowAnswer look_up_on_host(Tensor x, const RowQuery& query) {
           query.columns[static_cast<size_t>(r) * static_cast<size_t>(query.listed) + static_cast<size_t>(i)];
       answer.listed.push_back(column < 0 ? 0.0f : row[static_cast<size_t>(column)]);
     }
-    answer.is_flawed.push_back(
-        std::ranges::any_of(row, [](float v) { return std::isnan(v) || (std::isinf(v) && v > 0); }));
   }
   return answer;
 }
@@ -37,12 +44,19 @@ RowAnswer look_up_on_host(Tensor x, const RowQuery& query) {
 RowLookUp::RowLookUp(std::span<const RowNeeds* const> needs, int32_t vocab, size_t n_ranks)
     : vocab_(vocab), shares_(n_ranks) {
   size_t listed = 0;
+  int32_t n_masks = 0;
   for (const RowNeeds* need : needs) {
-    needs_.push_back(need != nullptr ? *need : RowNeeds{});
+    // Sums are of whole rows: with several ranks they are made from those.
+    needs_.push_back(need != nullptr && (n_ranks == 1 || !need->wants_sum) ? *need : RowNeeds{});
+    const RowNeeds& last = needs_.back();
+    wants_sums_ = wants_sums_ || last.wants_sum;
+    mask_of_.push_back(last.mask.empty() ? -1 : n_masks++);
+    masks_.insert(masks_.end(), last.mask.begin(), last.mask.end());
     largest_ = std::max(largest_, in_steps(static_cast<size_t>(needs_.back().largest)));
     listed = std::max(listed, needs_.back().tokens.size());
   }
   listed_ = in_steps(listed);
+  if (n_masks == 0) mask_of_.clear();
 }
 
 void RowLookUp::ask(size_t rank, Ops& ops, Tensor logits, int32_t first) {
@@ -57,7 +71,14 @@ void RowLookUp::ask(size_t rank, Ops& ops, Tensor logits, int32_t first) {
       const int32_t column = i < need.tokens.size() ? need.tokens[i] - first : -1;
       columns.push_back(column < logits.features ? std::max(column, -1) : -1);
     }
-  const RowQuery query{share.largest, listed_, columns};
+  const RowQuery query{.largest = share.largest,
+                       .listed = listed_,
+                       .columns = columns,
+                       .masks = masks_,
+                       .mask_of = mask_of_,
+                       .mask_words = (vocab_ + 31) / 32,
+                       .first_bit = first,
+                       .wants_sums = wants_sums_};
   std::optional<RowAnswer> answer = ops.look_up(logits, query);
   share.answer = answer ? std::move(*answer) : look_up_on_host(ops.on_host(logits), query);
 }
@@ -110,7 +131,8 @@ std::span<const LogitsRow> RowLookUp::put_together() {
       continue;
     }
     gather(row);
-    rows_.emplace_back(vocab, candidates_[row], listed_of_[row]);
+    const double sum = needs_[row].wants_sum ? shares_.front().answer.sums[row] : 0.0;
+    rows_.emplace_back(vocab, candidates_[row], listed_of_[row], sum);
   }
   return rows_;
 }

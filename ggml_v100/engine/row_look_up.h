@@ -33,6 +33,9 @@ class RowLookUp {
 
   std::vector<RowNeeds> needs_;  // largest = 0: the whole row
   int32_t vocab_, largest_ = 1, listed_ = 0;
+  std::vector<uint32_t> masks_;
+  std::vector<int32_t> mask_of_;  // of each row, or empty: see RowQuery
+  bool wants_sums_ = false;
   std::vector<Share> shares_;
   std::vector<int32_t> whole_rows_;
   std::vector<float> whole_;                                    // [whole rows, vocab]

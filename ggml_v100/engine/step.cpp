@@ -39,18 +39,29 @@ StepOutput output_of(int32_t sequence, const Sampler& sampler, int32_t token, co
       if (candidate.token == output.token) output.logprob = candidate.value;
     output.top.resize(std::min(output.top.size(), static_cast<size_t>(n_probs)));
   } else if (n_probs > 0) {
-    LogProbabilities probabilities = log_probabilities(logits.all(), output.token, n_probs);
+    LogProbabilities probabilities = log_probabilities(logits, output.token, n_probs);
     output.logprob = probabilities.chosen;
     output.top = std::move(probabilities.top);
   }
   return output;
 }
 
-// The part of each of its rows that the item's sampler looks at; nothing where the whole row is looked at.
-std::optional<RowNeeds> part_needed(const SequenceWork& w) {
-  const bool tells_log_probabilities = w.n_probs > 0 && !w.post_sampling_probs;
-  if (w.sampler == nullptr || tells_log_probabilities || !w.masks.empty()) return {};
-  return w.sampler->needs(w.draft);
+// The part of a row of the item's that is looked at, of its last token or the one that comes after so many of its draft;
+// nothing where the whole row is.
+std::optional<RowNeeds> part_needed(const SequenceWork& w, size_t n_of_draft) {
+  if (w.sampler == nullptr) return {};
+  std::optional<RowNeeds> needs = w.sampler->needs(w.draft.first(n_of_draft));
+  if (!needs) return {};
+  if (!w.masks.empty()) {
+    const size_t words = w.masks.size() / (w.draft.size() + 1);
+    needs->mask = w.masks.subspan(n_of_draft * words, words);
+  }
+  if (w.n_probs > 0 && !w.post_sampling_probs) {
+    if (!needs->mask.empty() || w.n_probs > Sampler::kMostOfRow) return {};
+    needs->largest = std::max(needs->largest, std::min(w.n_probs, w.sampler->n_vocab()));
+    needs->wants_sum = true;
+  }
+  return needs;
 }
 
 }  // namespace
@@ -153,6 +164,7 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
   AppendGuard guard(*this);
   std::vector<Row> rows;
   std::vector<size_t> place_of_row;  // in `order`, of each row
+  std::vector<std::optional<RowNeeds>> needs;
   std::vector<DraftedWork> drafted;
   std::vector<int32_t> tokens;
   for (size_t place = 0; place < order.size(); ++place) {
@@ -164,6 +176,8 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
       const bool wanted = (w.sampler != nullptr || w.logits != nullptr) && i + 1 >= w.tokens.size();
       rows.push_back({tokens[i], w.sequence, length + static_cast<int32_t>(i), wanted});
       place_of_row.push_back(place);
+      needs.push_back(wanted && ranks_->logits_are_elsewhere() ? part_needed(w, i + 1 - w.tokens.size())
+                                                               : std::nullopt);
     }
     guard.append(w.sequence, tokens);
     if (w.draft.empty()) continue;
@@ -190,11 +204,6 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
     }
   };
   const size_t n_before = outputs.size();
-  std::vector<std::optional<RowNeeds>> needs;
-  if (ranks_->logits_are_elsewhere()) {
-    for (size_t row = 0; row < rows.size(); ++row)
-      needs.push_back(rows[row].wanted ? part_needed(work[order[place_of_row[row]]]) : std::nullopt);
-  }
   compute(rows, on_logits, n_drafted > 0 && is_recurrent() ? drafted.back().rows.end : 0, needs);
   drop_rejected(drafted);
   guard.complete();

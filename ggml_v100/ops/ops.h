@@ -173,12 +173,19 @@ struct RowQuery {
   int32_t largest = 0;               // the row's largest values: so many, 1 to 1024, not more than it has
   int32_t listed = 0;                // single ones
   std::span<const int32_t> columns;  // [rows, listed], -1: none
+  // Masks of 32-bit words one after the other, and which one a row has, -1: none; no entries: no row has one. A value whose
+  // bit is not set counts as -infinity; column c is bit (c + first_bit) % 32 of word (c + first_bit) / 32.
+  std::span<const uint32_t> masks;
+  std::span<const int32_t> mask_of;
+  int32_t mask_words = 0, first_bit = 0;
+  bool wants_sums = false;  // of e^(value - largest); of rows without a mask
 };
 struct RowAnswer {
   std::vector<float>
       values;  // [rows, largest], falling, of equal ones that of the lower column first; NaN is below all
   std::vector<int32_t> columns;    // [rows, largest]
   std::vector<float> listed;       // [rows, listed], 0 where there is none
+  std::vector<double> sums;        // [rows], as sum_exp of sampling/row_scan.h adds them up, bit for bit; or none
   std::vector<uint8_t> is_flawed;  // [rows]: it has NaN or +infinity
 };
 

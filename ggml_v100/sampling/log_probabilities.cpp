@@ -16,20 +16,27 @@ struct Normaliser {
   double largest, log_sum;  // apart, because a large `largest` would swallow digits of the sum
 };
 
-Normaliser normaliser(std::span<const float> logits) {
-  const float largest = largest_checked(logits);
+Normaliser normaliser(const LogitsRow& logits) {
+  const float largest = logits.is_whole() ? largest_checked(logits.all()) : logits.largest().front().logit;
   if (largest == -std::numeric_limits<float>::infinity())
-    throw InvalidArgument("log probabilities of a row of " + std::to_string(logits.size()) +
+    throw InvalidArgument("log probabilities of a row of " + std::to_string(logits.n_vocab()) +
                           " logits that are all -inf; expected at least one finite value");
-  return {largest, std::log(sum_exp(logits, largest))};
+  return {largest, std::log(logits.is_whole() ? sum_exp(logits.all(), largest) : logits.sum())};
+}
+
+float logit_of(const LogitsRow& logits, int32_t token) {
+  if (logits.is_whole()) return logits.all()[static_cast<size_t>(token)];
+  for (const Candidate& c : logits.part())
+    if (c.token == token) return c.logit;
+  throw InvalidArgument("log probability of token " + std::to_string(token) + ", which the part of the row has not");
 }
 
 }  // namespace
 
-LogProbabilities log_probabilities(std::span<const float> logits, int32_t token, int32_t n_top) {
-  if (token < 0 || static_cast<size_t>(token) >= logits.size())
+LogProbabilities log_probabilities(const LogitsRow& logits, int32_t token, int32_t n_top) {
+  if (token < 0 || static_cast<size_t>(token) >= logits.n_vocab())
     throw InvalidArgument("log probability of token " + std::to_string(token) + "; expected 0 to " +
-                          std::to_string(static_cast<int64_t>(logits.size()) - 1));
+                          std::to_string(static_cast<int64_t>(logits.n_vocab()) - 1));
   if (n_top < 0)
     throw InvalidArgument("number of most likely tokens is " + std::to_string(n_top) + "; expected 0 or more");
 
@@ -40,9 +47,14 @@ LogProbabilities log_probabilities(std::span<const float> logits, int32_t token,
   };
 
   LogProbabilities result;
-  result.chosen = log_probability(logits[static_cast<size_t>(token)]);
+  result.chosen = log_probability(logit_of(logits, token));
   std::vector<Candidate> top;
-  select_first(logits, static_cast<size_t>(n_top), top);
+  if (logits.is_whole()) {
+    select_first(logits.all(), static_cast<size_t>(n_top), top);
+  } else {
+    const size_t kept = std::min(static_cast<size_t>(n_top), logits.largest().size());
+    top.assign(logits.largest().begin(), logits.largest().begin() + static_cast<ptrdiff_t>(kept));
+  }
   result.top.reserve(top.size());
   for (const Candidate& c : top) result.top.push_back({c.token, log_probability(c.logit)});
   return result;

@@ -14,7 +14,9 @@ namespace v100 {
 // A part of a row: its `largest` values and those of some tokens.
 struct RowNeeds {
   int32_t largest = 0;
-  std::vector<int32_t> tokens;  // each once
+  std::vector<int32_t> tokens;     // each once
+  std::span<const uint32_t> mask;  // of what is allowed, as of Sampler::set_mask: others count as -infinity; or none
+  bool wants_sum = false;          // sum_exp, to make probabilities of them; not with a mask
 };
 
 class LogitsRow {
@@ -22,13 +24,17 @@ class LogitsRow {
   // NOLINTNEXTLINE(google-explicit-constructor): a whole row is the usual one
   LogitsRow(std::span<const float> all) : all_(all), n_vocab_(all.size()) {}
   // largest: in order (comes_before), no NaN or +infinity. listed: of the tokens asked for, which may be among the largest.
-  LogitsRow(size_t n_vocab, std::span<const Candidate> largest, std::span<const Candidate> listed)
-      : largest_(largest), listed_(listed), n_vocab_(n_vocab) {}
+  // sum: sum_exp(row, its largest value), if it was asked for.
+  LogitsRow(size_t n_vocab, std::span<const Candidate> largest, std::span<const Candidate> listed, double sum = 0.0)
+      : largest_(largest), listed_(listed), sum_(sum), n_vocab_(n_vocab) {}
 
   size_t n_vocab() const { return n_vocab_; }
   bool is_whole() const { return !all_.empty(); }
   std::span<const float> all() const { return all_; }  // of a whole row
-  // Of a part: each token once, in no order.
+  // Of a part.
+  std::span<const Candidate> largest() const { return largest_; }
+  double sum() const { return sum_; }
+  // Each token once, in no order.
   std::vector<Candidate> part() const {
     std::vector<Candidate> part(largest_.begin(), largest_.end());
     for (const Candidate& c : listed_)
@@ -40,6 +46,7 @@ class LogitsRow {
  private:
   std::span<const float> all_;
   std::span<const Candidate> largest_, listed_;
+  double sum_ = 0.0;
   size_t n_vocab_;
 };
 

@@ -134,6 +134,24 @@ FloatLanes exp_lanes(FloatLanes x) {
   return p * std::bit_cast<FloatLanes>(exponent);
 }
 
+// The order of these sums is that of cuda/kernels/sampling.cu, too.
+constexpr size_t kSumChunk = 2048;
+
+double sum_exp_of_chunk(std::span<const float> row, float shift) {
+  constexpr size_t kBlock = 4 * kLanes;
+  double sums[kLanes] = {};
+  size_t i = 0;
+  for (; i + kBlock <= row.size(); i += kBlock) {
+    const float* x = row.data() + i;
+    const FloatLanes part = (exp_lanes(load(x) - shift) + exp_lanes(load(x + kLanes) - shift)) +
+                            (exp_lanes(load(x + 2 * kLanes) - shift) + exp_lanes(load(x + 3 * kLanes) - shift));
+    for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(part[lane]);
+  }
+  double total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  for (; i < row.size(); ++i) total += static_cast<double>(exp_lanes(broadcast(row[i] - shift))[0]);
+  return total;
+}
+
 }  // namespace
 
 float largest(std::span<const float> row) { return scan_largest<false>(row); }
@@ -207,18 +225,10 @@ void sort_candidates(std::vector<Candidate>& candidates) {
 }
 
 double sum_exp(std::span<const float> row, float shift) {
-  constexpr size_t kBlock = 4 * kLanes;
-  double sums[kLanes] = {};
-  size_t i = 0;
-  for (; i + kBlock <= row.size(); i += kBlock) {
-    const float* x = row.data() + i;
-    const FloatLanes part = (exp_lanes(load(x) - shift) + exp_lanes(load(x + kLanes) - shift)) +
-                            (exp_lanes(load(x + 2 * kLanes) - shift) + exp_lanes(load(x + 3 * kLanes) - shift));
-    for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(part[lane]);
-  }
-  double total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  for (; i < row.size(); ++i) total += static_cast<double>(exp_lanes(broadcast(row[i] - shift))[0]);
-  return total;
+  double sum = 0.0;
+  for (size_t begin = 0; begin < row.size(); begin += kSumChunk)
+    sum += sum_exp_of_chunk(row.subspan(begin, std::min(kSumChunk, row.size() - begin)), shift);
+  return sum;
 }
 
 }  // namespace v100

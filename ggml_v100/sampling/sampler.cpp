@@ -201,14 +201,17 @@ struct Sampler::State : Sampler::Progress {
     for (const TokenBias& b : params.logit_bias)
       for (Candidate& c : part)
         if (c.token == b.token) c.logit = with_bias(c.logit, b);
+    for (Candidate& c : part)
+      if (!allows(c.token)) c.logit = -kInfinity;
     candidates.start_with_part(std::move(part));
   }
 
   // Tokens whose logits change before the first truncation can pass others. So of `largest` values and as many more as there
   // are such tokens, `largest` are certain to be the first ones, with those tokens' own values beside them.
   std::optional<RowNeeds> needs(std::span<const int32_t> following) const {
-    if (mirostat || !mask.empty()) return {};
+    if (mirostat) return {};
     RowNeeds needs;
+    needs.mask = mask;
     std::vector<int32_t>& changed = needs.tokens;
     for (const TokenBias& b : params.logit_bias) changed.push_back(b.token);
     size_t i = 0;
@@ -229,12 +232,15 @@ struct Sampler::State : Sampler::Progress {
     return needs;
   }
 
+  bool allows(int32_t token) const {
+    const auto t = static_cast<uint32_t>(token);
+    return mask.empty() || (mask[t / 32] >> (t % 32) & 1u) != 0;
+  }
+
   void apply_mask() {
     if (mask.empty()) return;
-    for (int32_t token = 0; token < n_vocab; ++token) {
-      const auto t = static_cast<uint32_t>(token);
-      if ((mask[t / 32] >> (t % 32) & 1u) == 0) candidates.set_logit(token, -kInfinity);
-    }
+    for (int32_t token = 0; token < n_vocab; ++token)
+      if (!allows(token)) candidates.set_logit(token, -kInfinity);
   }
 
   void apply_xtc(std::mt19937& chance) {

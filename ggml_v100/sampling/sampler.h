@@ -91,8 +91,8 @@ class Sampler {
   void set_mask(std::span<const uint32_t> mask);
   // The part of a row that sample() and distribution() need, also if some of the tokens `following` were accepted before:
   // with it they do what they do with the whole row, bit for bit. Nothing where they need all of it: chains that neither
-  // begin with top-k (after biases and penalties) nor draw the likeliest token, masks, and parts of more than kMostOfRow
-  // values.
+  // begin with top-k (after biases and penalties) nor draw the likeliest token, and parts of more than kMostOfRow values.
+  // A mask is that of the last set_mask(), and must outlive what is named here.
   std::optional<RowNeeds> needs(std::span<const int32_t> following = {}) const;
   static constexpr int32_t kMostOfRow = 256;
   // The row is read during the call only. Throws InvalidArgument when every candidate is banned or the size differs, Error
@@ -131,7 +131,8 @@ struct LogProbabilities {
   float chosen;
   std::vector<TokenProbability> top;
 };
-LogProbabilities log_probabilities(std::span<const float> logits, int32_t token, int32_t n_top);
+// Of a part of a row, which must have the token, its n_top largest and its sum.
+LogProbabilities log_probabilities(const LogitsRow& logits, int32_t token, int32_t n_top);
 
 // ln sum exp(logits), to be taken from each logit for its log-probability. Errors as above.
 double log_sum_exp(std::span<const float> logits);

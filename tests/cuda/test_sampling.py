@@ -28,16 +28,18 @@ def test_the_first_flaw_of_each_row_is_found(device: Device, n: int) -> None:
 def test_masks_ban_tokens_of_the_rows_that_have_one(device: Device, n: int) -> None:
     source = np.random.default_rng(n)
     logits = source.standard_normal((4, n)).astype(np.float32)
-    masks = source.integers(0, 2**32, (2, -(-n // 32)), np.uint32)
+    first_bit, words = 45, -(-(n + 45) // 32) + 2
+    masks = source.integers(0, 2**32, (2, words), np.uint32)
     mask_of = np.array([1, -1, 0, 1], np.int32)
-    found = device.put(logits)
+    found = device.empty((4, n))
     device.kernel("sampling", "mask_logits")(
-        (3, 4), THREADS, "MaskLogitsParams", logits=found, masks=device.put(masks), mask_of=device.put(mask_of), n=n
-    )
-    expected = logits.copy()
+        (3, 4), THREADS, "MaskLogitsParams", logits=device.put(logits), y=found, masks=device.put(masks),
+        mask_of=device.put(mask_of), n=n, words=words, first_bit=first_bit,
+    )  # fmt: skip
+    expected, bits = logits.copy(), np.arange(n) + first_bit
     for row, mask in enumerate(mask_of):
         if mask >= 0:
-            allowed = (masks[mask, np.arange(n) // 32] >> (np.arange(n) % 32).astype(np.uint32) & 1).astype(bool)
+            allowed = (masks[mask, bits // 32] >> (bits % 32).astype(np.uint32) & 1).astype(bool)
             expected[row, ~allowed] = -np.inf
     assert np.array_equal(found.get(), expected)
 
@@ -53,3 +55,21 @@ def test_single_columns_of_each_row(device: Device) -> None:
         rows, THREADS, "PickColumnsParams", x=device.put(x), columns=device.put(columns), y=y, n=n, listed=listed
     )
     assert np.array_equal(y.get(), np.where(columns < 0, 0, np.take_along_axis(x, columns.clip(0), axis=1)))
+
+
+@pytest.mark.parametrize("n", [1, 15, 2048, 2051, 70_001])
+def test_sums_of_exponentials_of_each_chunk(device: Device, n: int) -> None:
+    """Against float64; that the bits are those of the CPU is seen in whole models (test_cuda_row_needs.py)."""
+    source = np.random.default_rng(n)
+    logits = (source.standard_normal((3, n)) * 20).astype(np.float32)
+    logits[1, ::3] = -np.inf
+    logits[1, -1] = 700.0
+    largest = np.repeat(logits.max(axis=1), 5)  # and values behind it that are not read
+    chunks = -(-n // 2048)
+    y = device.empty((3, chunks), np.float64)
+    device.kernel("sampling", "sum_exp")(
+        (chunks, 3), 512, "SumExpParams", logits=device.put(logits), largest=device.put(largest), y=y, n=n, stride=5
+    )
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    expected = np.add.reduceat(shifted, np.arange(0, n, 2048), axis=1)
+    assert np.abs(y.get() - expected).max() <= 2e-6 * expected.max()

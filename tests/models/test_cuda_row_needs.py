@@ -1,5 +1,5 @@
-"""Draws on a CUDA device, from which only the parts of logits come that samplers need: the machine's card, or the emulated
-device. The same texts as from whole rows, which `decode` brings.
+"""Draws from a CUDA device, of whose logits only the parts come to the host that samplers need: the machine's card, or
+the emulated device. The same texts as from whole rows, which `decode` brings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama._engine import Engine, Model, Sampler, Work, backend_info
+from pyllama._engine import Engine, LogitsRow, Model, Sampler, Work, backend_info
 from pyllama.errors import PyllamaError
 from support.cuda_engine import cuda_devices
 from support.tiny_models import write_tiny_model
@@ -72,7 +72,7 @@ def text_of_whole_rows(engine: Engine, sampler: Sampler, tokens: list[int], n_to
 
 
 def test_slots_with_other_chains_get_the_texts_of_whole_rows(model: Model) -> None:
-    n_tokens = 24
+    n_tokens = 14
     alone = Engine(model, n_ctx=1024)
     expected = [
         text_of_whole_rows(alone, Sampler(5000, **chain), prompt(slot), n_tokens)
@@ -100,19 +100,50 @@ def test_drafts_are_verified_as_by_whole_rows(model: Model, name: str) -> None:
     assert text[:20] == expected
 
 
-def test_probabilities_after_the_chain_and_before_it_are_those_of_whole_rows(model: Model, path: Path) -> None:
-    engine, tokens = Engine(model, n_ctx=512), prompt(2)
-    chain = {"top_k": 12, "seed": 9}
-    for post_sampling in (True, False):
-        (found,) = engine.step([Work(0, tokens, Sampler(5000, **chain), 5, post_sampling)])
+@pytest.mark.parametrize("post_sampling", [False, True])
+def test_probabilities_are_those_of_whole_rows_bit_for_bit(model: Model, post_sampling: bool) -> None:
+    engine, tokens, kept = Engine(model, n_ctx=512), prompt(2), LogitsRow()
+    chains = [
+        {"top_k": 12, "seed": 9},
+        {"temperature": 0.0},
+        CHAINS["penalties"],
+        {"top_k": 3, "logit_bias": [(4, 20.0)]},
+    ]
+    for n_probs, chain in zip((5, 1, 30, 200), chains, strict=True):
+        (found,) = engine.step([Work(0, tokens, Sampler(5000, **chain), n_probs, post_sampling)])
         engine.clear(0)
-        sampler, row = Sampler(5000, **chain), last_row(engine, tokens)
-        assert found.token == sampler.sample(row)
-        if post_sampling:
-            assert found.top == sampler.candidates()[:5]
-        else:
-            assert [token for token, _ in found.top] == np.argsort(-row, kind="stable")[:5].tolist()
-            assert found.logprob == pytest.approx(float(row[found.token] - np.logaddexp.reduce(row)), abs=1e-4)
+        engine.step([Work(0, tokens, None, logits=kept)])
+        engine.clear(0)
+        assert found == kept.draw(0, Sampler(5000, **chain), n_probs, post_sampling)
+
+
+def test_masks_ban_on_the_device_what_they_ban_in_whole_rows(model: Model) -> None:
+    engine, tokens = Engine(model, n_ctx=1024, n_seq_max=2), prompt(5)
+    masks = np.random.default_rng(8).integers(0, 2**32, (8, 157), np.uint32)
+    masks &= np.random.default_rng(9).integers(0, 2**32, (8, 157), np.uint32)
+    for chain in ({"temperature": 0.0}, CHAINS["penalties"]):
+        samplers = [Sampler(5000, **chain) for _ in range(3)]
+        expected: list[int] = []
+        for mask in masks:
+            samplers[0].set_mask(mask)
+            row = last_row(engine, [*tokens, *expected])
+            expected.append(samplers[0].sample(row))
+            samplers[0].accept(expected[-1:])
+            assert mask[expected[-1] // 32] >> (expected[-1] % 32) & 1
+        text: list[int] = []
+        for mask in masks:
+            samplers[1].set_mask(mask)
+            works = [Work(0, text[-1:] or tokens, samplers[1]), Work(1, [9], Sampler(5000, temperature=0.0))]
+            text.append(engine.step(works)[0].token)
+        assert text == expected
+        engine.clear(0)
+        engine.clear(1)
+        text = [output.token for output in engine.step(
+            [Work(0, tokens, samplers[2], draft=[*expected[:4], 11], masks=masks[:6])]
+        )]  # fmt: skip
+        assert text == expected[: len(text)]
+        assert len(text) >= 5
+        engine.clear(0)
 
 
 def last_row(engine: Engine, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -127,11 +158,11 @@ def test_ranks_with_parts_of_the_vocabulary_draw_what_whole_rows_draw(path: Path
     if missing := set(devices_of_model) - {*backend_info()["devices"], "CPU"}:
         pytest.skip(f"needs {', '.join(sorted(missing))}")
     model = Model(path, devices=devices_of_model, split_mode="tensor")
-    for name in ("greedy", "penalties", "bias", "whole row"):
-        expected = text_of_whole_rows(Engine(model, n_ctx=512), Sampler(5000, **CHAINS[name]), prompt(3), 6)
+    for name in ("penalties", "bias", "whole row"):
+        expected = text_of_whole_rows(Engine(model, n_ctx=512), Sampler(5000, **CHAINS[name]), prompt(3), 3)
         engine, sampler = Engine(model, n_ctx=512), Sampler(5000, **CHAINS[name])
         text: list[int] = []
-        for _ in range(6):
+        for _ in range(3):
             text += [output.token for output in engine.step([Work(0, text[-1:] or prompt(3), sampler)])]
         assert text == expected, name
     model.close()

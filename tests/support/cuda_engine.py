@@ -10,7 +10,6 @@ import pytest
 
 from support.cuda_device import takes_emulated_device
 
-
 OF_DRAWS = ("sampling", "top_k")
 """Kernel units that an engine needs for tokens that it draws itself."""
 

@@ -7,7 +7,7 @@ import pytest
 from unit.native_build import build_driver
 
 SOURCES = [f"sampling/{name}.cpp" for name in (
-    "candidates", "dry", "infill", "penalties", "row_scan", "sampler", "steered_draw",
+    "candidates", "dry", "infill", "log_probabilities", "penalties", "row_scan", "sampler", "steered_draw",
 )]  # fmt: skip
 
 

@@ -542,10 +542,20 @@ struct FindFlawsParams {
 
 // Grid (any, rows), 256 threads.
 struct MaskLogitsParams {
-  float* logits;           // [rows, n], in place: -infinity where the token's bit is not set
-  const uint32_t* masks;   // [masks, (n + 31) / 32]: token t is bit t % 32 of word t / 32
-  const int32_t* mask_of;  // [rows], -1: none
-  int32_t n;
+  const float* logits;          // [rows, n]
+  float* y;                     // [rows, n], may be logits: they, but -infinity where the bit of the mask is not set
+  const uint32_t* masks;        // [masks, words]
+  const int32_t* mask_of;       // [rows], -1: none
+  int32_t n, words, first_bit;  // column c is bit (c + first_bit) % 32 of word (c + first_bit) / 32
+};
+
+// Sums of e^(value - largest) of each chunk of 2048 values, in the order of sampling/row_scan.cpp. Grid (chunks, rows), 512
+// threads.
+struct SumExpParams {
+  const float* logits;   // [rows, n]
+  const float* largest;  // of row r at largest[r * stride]
+  double* y;             // [rows, chunks]
+  int32_t n, stride;
 };
 
 // Single values of each row. Grid (rows), 256 threads.

@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   std::vector<float> row;
   for (float value; std::fread(&value, sizeof(value), 1, stdin) == 1;) row.push_back(value);
   try {
-    const auto result = v100::log_probabilities(row, std::atoi(argv[1]), std::atoi(argv[2]));
+    const auto result = v100::log_probabilities(std::span<const float>(row), std::atoi(argv[1]), std::atoi(argv[2]));
     std::printf("chosen %.9g\n", static_cast<double>(result.chosen));
     for (const auto& [token, value] : result.top) std::printf("%d %.9g\n", token, static_cast<double>(value));
   } catch (const v100::InvalidArgument& error) {

@@ -9,8 +9,10 @@
 #include <cstdlib>
 #include <optional>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "sampling/sampler.h"
 
 namespace {
@@ -79,6 +81,23 @@ bool same(const std::vector<v100::TokenProbability>& a, const std::vector<v100::
                             [](const auto& x, const auto& y) { return x.token == y.token && x.value == y.value; });
 }
 
+struct Drawn {
+  int32_t token = -1;
+  std::vector<v100::TokenProbability> distribution;
+  std::string error;
+};
+
+Drawn draw(v100::Sampler& sampler, const v100::LogitsRow& row, bool is_distribution) {
+  Drawn drawn;
+  try {
+    if (is_distribution) drawn.distribution = sampler.distribution(row);
+    drawn.token = sampler.sample(row);
+  } catch (const v100::InvalidArgument& error) {
+    drawn.error = error.what();
+  }
+  return drawn;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -91,6 +110,9 @@ int main(int argc, char** argv) {
     std::optional<v100::Sampler> b;
     for (int step = 0; step < 12; ++step) {
       const std::vector<float> logits = row(choices, n_vocab);
+      std::vector<uint32_t> mask(choices.below(3) == 0 ? (static_cast<size_t>(n_vocab) + 31) / 32 : 0);
+      for (uint32_t& word : mask) word = choices.generator() | 1u;
+      a.set_mask(mask);
       const std::vector<int32_t> draft{choices.below(n_vocab), choices.below(n_vocab)};
       const std::optional<v100::RowNeeds> needs = a.needs(draft);
       a.accept(std::span(draft).first(static_cast<size_t>(choices.below(3))));  // what stands of it
@@ -101,18 +123,31 @@ int main(int argc, char** argv) {
         continue;
       }
       std::vector<v100::Candidate> largest, listed;
-      v100::select_first(logits, static_cast<size_t>(needs->largest), largest);
-      for (const int32_t token : needs->tokens) listed.push_back({token, logits[static_cast<size_t>(token)]});
-      const v100::LogitsRow part(logits.size(), largest, listed);
-      const bool draws = choices.coin() || !a.draws_from_distribution();
-      const auto expected =
-          draws ? std::vector<v100::TokenProbability>{} : a.distribution(std::span<const float>(logits));
-      const auto found = draws ? expected : b->distribution(part);
-      const int32_t token = a.sample(std::span<const float>(logits)), drawn = b->sample(part);
-      if (token != drawn || !same(expected, found) || !same(a.candidates(), b->candidates())) {
+      std::vector<float> allowed = logits;
+      for (size_t t = 0; t < allowed.size() && !needs->mask.empty(); ++t)
+        if ((needs->mask[t / 32] >> t % 32 & 1u) == 0) allowed[t] = -INFINITY;
+      v100::select_first(allowed, static_cast<size_t>(needs->largest), largest);
+      for (const int32_t token : needs->tokens) listed.push_back({token, allowed[static_cast<size_t>(token)]});
+      const double sum = v100::sum_exp(logits, v100::largest(logits));
+      const v100::LogitsRow part(logits.size(), largest, listed, sum);
+      const bool is_distribution = choices.coin() && a.draws_from_distribution();
+      const Drawn expected = draw(a, std::span<const float>(logits), is_distribution),
+                  found = draw(*b, part, is_distribution);
+      const int32_t token = expected.token, drawn = found.token;
+      if (token < 0 && expected.error == found.error) continue;  // all that is allowed has a bias of -infinity
+      if (token != drawn || !same(expected.distribution, found.distribution) ||
+          !same(a.candidates(), b->candidates())) {
         std::fprintf(stderr, "chain %d, step %d: token %d from the whole row, %d from its part\n", i, step, token,
                      drawn);
         return 1;
+      }
+      if (mask.empty()) {
+        const auto of_row = v100::log_probabilities(std::span<const float>(logits), token, needs->largest);
+        const auto of_part = v100::log_probabilities(part, token, needs->largest);
+        if (of_row.chosen != of_part.chosen || !same(of_row.top, of_part.top)) {
+          std::fprintf(stderr, "chain %d, step %d: other log probabilities\n", i, step);
+          return 1;
+        }
       }
       a.accept({{token}});
       ++compared;

@@ -216,6 +216,11 @@ struct NormGatePanelParams {
   NormGateParams gate;
   PanelOutput out;  // of gate.x
 };
+struct GatedPanelParams {
+  GatedParams gated;  // n = rows * features
+  int32_t features;
+  PanelOutput out;  // of gated.y
+};
 struct ApplyGatePanelParams {
   ApplyGateParams gate;
   PanelOutput out;  // of gate.x

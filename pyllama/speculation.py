@@ -23,7 +23,10 @@ log = logging.getLogger("pyllama")
 MOST_ROWS = 64
 """Rows that all drafts of a step may take together: up to there the engine runs as for single tokens."""
 
-COMPUTING = ("draft-simple", "draft-mtp", "draft-dflash")
+COMPANIONS = ("draft-dflash", "draft-dspark")
+"""Types whose drafter is made for the target and loaded with it."""
+
+COMPUTING = ("draft-simple", "draft-mtp", *COMPANIONS)
 """Types that draft with a model; the others look things up."""
 
 
@@ -96,16 +99,16 @@ class SpeculationOptions:
         """What the target is to be loaded with: arguments of `pyllama._engine.Model`. Raises `InvalidArgument`."""
         if not self.is_on:
             return {}
-        has_own_file = "draft-simple" in self.types or "draft-dflash" in self.types
+        with_file = [name for name in ("draft-simple", *COMPANIONS) if name in self.types]
         predicts = "draft-mtp" in self.types
-        if "draft-dflash" in self.types and not self.draft_model:
-            raise InvalidArgument("draft-dflash needs a drafter (--spec-draft-model)")
-        if "draft-dflash" in self.types and "draft-simple" in self.types:
-            raise InvalidArgument("draft-simple and draft-dflash need a draft model each; there is one option for it")
+        if len(with_file) > 1:
+            raise InvalidArgument(f"{' and '.join(with_file)} need a draft model each; there is one option for it")
         arguments: dict[str, Any] = {"load_mtp": predicts}
-        if "draft-dflash" in self.types:
+        if with_file and with_file[0] in COMPANIONS:
+            if not self.draft_model:
+                raise InvalidArgument(f"{with_file[0]} needs a drafter (--spec-draft-model)")
             arguments["drafter"] = self._existing_file()
-        if predicts and self.draft_model and not has_own_file:
+        if predicts and self.draft_model and not with_file:
             arguments["mtp_file"] = self._existing_file()
         return arguments
 

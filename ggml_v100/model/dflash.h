@@ -1,9 +1,10 @@
-// `dflash`: the drafters DFlash and DFlash2. They propose the next tokens of a text all at once, from what a larger model,
-// the target, computed for the text so far.
+// `dflash`: the drafters DFlash, DFlash2 and DSpark. They propose the next tokens of a text all at once, from what a larger
+// model, the target, computed for the text so far.
 //
 // For every token of the text the inputs of some of the target's layers become features, and these the keys and values
-// that the drafter attends to (take_in). A round puts the last token, the anchor, and D mask tokens after it in one block;
-// row j of the block tells the token at its own position (states, then propose).
+// that the drafter attends to (take_in). A round puts the last token, the anchor, and mask tokens after it in one block;
+// each row of the block tells the token at its own position, or, where the anchor's row counts too, the one after it
+// (states, then lattice).
 //
 // E hidden, D drafted tokens, V vocabulary, K candidates of a row, R rank of the selector.
 #pragma once
@@ -17,18 +18,20 @@
 #include "gguf/metadata.h"
 #include "model/hyperparameters.h"
 #include "model/loader.h"
+#include "model/markov_head.h"
 #include "model/rope.h"
 #include "ops/ops.h"
 
 namespace v100 {
 
 // The likeliest tokens of D rows and their scores: of DFlash2 how well each follows each of the row before, of DFlash the
-// logits, whatever came before.
+// logits, whatever came before. Those of DSpark are corrected for the first candidate of the row before.
 struct DraftLattice {
   int32_t rows = 0;             // D
   int32_t candidates = 0;       // K
   std::vector<int32_t> tokens;  // [D, K], by falling logit, of equal ones the lower id first
   std::vector<float> scores;    // [D, K, K] of candidate j after candidate i of the row before; row 0: after the anchor
+  std::vector<float> confidences;  // [D], of drafters that say how likely a row's first candidate stands; else empty
 
   int32_t token(int32_t row, int32_t j) const { return tokens[static_cast<size_t>(row * candidates + j)]; }
   // Of a row's candidates after candidate i of the row before (row 0: i is 0).
@@ -44,9 +47,13 @@ class DFlash {
   DFlash(const Metadata& metadata, const WeightLoader& weights);
 
   const Hyperparameters& hyperparameters() const { return hp_; }
-  int32_t block_size() const { return block_size_; }  // rows of a block, the anchor's included: D + 1 at most
+  // Rows of a block before the first that tells a token, and the most tokens that a block tells.
+  int32_t silent_rows() const { return tells_from_anchor_ ? 0 : 1; }
+  int32_t most_drafted() const { return block_size_ - silent_rows(); }
   int32_t mask_token() const { return mask_token_; }
   bool is_version_2() const { return selector_.has_value(); }
+  // Of DSpark; else nullptr.
+  const MarkovHead* markov_head() const { return markov_head_ ? &*markov_head_ : nullptr; }
   // Layers of the target whose inputs are the features, in the order of take_in.
   const std::vector<int32_t>& target_layers() const { return target_layers_; }
   // Tokens that every layer sees at most, the row's own included; 0: a layer sees all.
@@ -62,6 +69,9 @@ class DFlash {
   Tensor head(Ops& ops, Tensor states) const { return ops.linear(states, head_); }
   // The target's token of each row of the own output matrix; empty: the same ids.
   const std::vector<int32_t>& draft_tokens() const { return draft_tokens_; }
+  int32_t target_token(int32_t row) const {
+    return draft_tokens_.empty() ? row : draft_tokens_[static_cast<size_t>(row)];
+  }
 
   // taps [rows, target_layers * E], the layers side by side: appends keys and values of the rows' tokens.
   void take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const KvLayer> kv, const RopeTable& rope) const;
@@ -108,7 +118,7 @@ class DFlash {
 
   Hyperparameters hp_;
   int32_t block_size_ = 0, mask_token_ = 0, window_ = 0;
-  bool is_causal_ = false;
+  bool is_causal_ = false, tells_from_anchor_ = false;
   float scale_ = 0, value_scale_ = 1, embedding_scale_ = 1, logit_scale_ = 1, logit_cap_ = 0;
   Activation activation_ = Activation::silu;
   std::vector<int32_t> target_layers_;
@@ -119,6 +129,7 @@ class DFlash {
   VectorWeight output_norm_;
   std::vector<Block> blocks_;
   std::optional<Selector> selector_;
+  std::optional<MarkovHead> markov_head_;
   EmbeddingTable token_embd_;
   Linear head_;  // [V_d, E]
   std::vector<int32_t> draft_tokens_;

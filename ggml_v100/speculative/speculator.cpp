@@ -65,8 +65,8 @@ Speculator::Speculator(std::shared_ptr<Engine> target, const SpeculationParams& 
                                        params.chain));
     else if (type == "draft-mtp")
       add(std::make_unique<DraftMtp>(target_, params.chain));
-    else if (type == "draft-dflash")
-      add(std::make_unique<DraftDFlash>(target_, params.chain));
+    else if (type == "draft-dflash" || type == "draft-dspark")
+      add(std::make_unique<DraftDFlash>(target_, type, params.chain));
     else if (type == "draft-simple")
       throw InvalidArgument("draft-simple needs a draft model");
     else

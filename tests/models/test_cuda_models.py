@@ -288,13 +288,14 @@ def drafted_text(engine: Engine, kind: str, prompt: list[int], n_tokens: int) ->
     return text[:n_tokens], stood
 
 
-@pytest.mark.parametrize("kind", ["draft-dflash", "draft-mtp"])
+@pytest.mark.parametrize("kind", ["draft-dflash", "draft-dspark", "draft-mtp"])
 def test_drafted_texts_are_those_without_drafts(hybrid_path: Path, tmp_path: Path, kind: str) -> None:
     prompt = random_tokens(50, seed=8)
     expected = greedy_tokens(Engine(Model(hybrid_path, devices=["CUDA0"]), n_ctx=512), prompt, 40)
     arguments: dict[str, Any] = {"load_mtp": True}
-    if kind == "draft-dflash":
-        shape = {"n_embd": 128, "head_dim": 64, "target_layers": (1, 3), "window": 64}
+    if kind != "draft-mtp":
+        shape: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "target_layers": (1, 3), "window": 64}
+        shape |= {"version": 1, "markov_rank": 32} if kind == "draft-dspark" else {}
         arguments = {"drafter": write_tiny_dflash(tmp_path / "drafter.gguf", weight_type="f16", **shape)}
     engine = Engine(Model(hybrid_path, devices=["CUDA0"], **arguments), n_ctx=512)
     text, _ = drafted_text(engine, kind, prompt, 40)

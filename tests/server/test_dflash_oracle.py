@@ -1,8 +1,9 @@
-"""DFlash and DFlash2 against llama.cpp: the same target and drafter files, greedy, give the same texts, and of as many
-drafted tokens as many stand.
+"""DFlash, DFlash2 and DSpark against llama.cpp: the same target and drafter files, greedy, give the same texts, and
+of as many drafted tokens as many stand.
 
 A random drafter never guesses one of 300 tokens. So the targets say but six: all other rows of the output matrix,
 which the drafter shares, are small, and the six are three and their opposites, so that one of them always wins clearly.
+What DSpark corrects are the same six.
 K and V are F32 on both sides.
 """
 
@@ -35,10 +36,19 @@ def write_target(path: Path, architecture: str) -> Path:
         write_tiny_hybrid(path, architecture, n_layer=4)
     else:
         write_tiny_model(path, architecture, n_layer=4)
-    head = next(tensor for tensor in gguf.GGUFReader(path, "r+").tensors if tensor.name == "output.weight")
-    spoken = head.data[SPOKEN].copy()
-    head.data[:] *= 0.001
-    head.data[SPOKEN], head.data[OPPOSITES] = spoken, -spoken
+    return speak(path, "output.weight")
+
+
+def write_drafter(path: Path, drafter: str) -> Path:
+    write_tiny_dflash(path, **DRAFTERS[drafter])
+    return speak(path, "markov_w2.weight") if "spark" in drafter else path
+
+
+def speak(path: Path, name: str) -> Path:
+    rows = next(tensor for tensor in gguf.GGUFReader(path, "r+").tensors if tensor.name == name).data
+    spoken = rows[SPOKEN].copy()
+    rows[:] *= 0.001
+    rows[SPOKEN], rows[OPPOSITES] = spoken, -spoken
     return path
 
 
@@ -51,7 +61,15 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "second": {"target_layers": (1, 3), "window": None},
     "second, windowed": {"target_layers": (3, 1, 2), "window": 32},
     "first": {"target_layers": (1, 3), "window": None, "version": 1},
-}
+    "spark": {"target_layers": (1, 3), "window": None, "version": 1, "markov_rank": 24},
+    "spark, windowed, from the row after": {
+        "target_layers": (3, 1, 2), "window": 32, "version": 1, "markov_rank": 24, "from_anchor": False
+    },
+}  # fmt: skip
+
+
+def spec_type(drafter: str) -> str:
+    return "draft-dspark" if drafter.startswith("spark") else "draft-dflash"
 
 
 Answer = tuple[list[int], int, int]  # tokens, drafted, accepted
@@ -69,10 +87,10 @@ def answers(server: LlamaCppPeer | EngineServer) -> list[Answer]:
     return found
 
 
-def own_answers(target: Path, drafter: Path, n_draft: int) -> list[Answer]:
+def own_answers(target: Path, drafter: Path, n_draft: int, p_min: float = 0.0) -> list[Answer]:
     server = EngineServer(
-        *(target, "-np", "1", "-ctk", "f32", "-ctv", "f32", "--spec-type", "draft-dflash", "-md", str(drafter)),
-        *("--spec-draft-n-max", str(n_draft), "--no-spec-adaptive"),
+        *(target, "-np", "1", "-ctk", "f32", "-ctv", "f32", "-md", str(drafter)),
+        *("--spec-draft-n-max", str(n_draft), "--spec-draft-p-min", str(p_min), "--no-spec-adaptive"),
     )
     try:
         return answers(server)
@@ -85,36 +103,41 @@ def n_equal(found: list[Answer], expected: list[Answer]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "drafter", "n_draft"),
+    ("architecture", "drafter", "n_draft", "p_min"),
     [
-        ("llama", "second, windowed", 3),
-        ("llama", "first", 7),
-        ("qwen3", "second", 5),
-        ("qwen35", "second", 7),
-        ("qwen35", "second, windowed", 7),
-        ("qwen35moe", "second", 2),
-        ("qwen35moe", "first", 7),
+        ("llama", "second, windowed", 3, 0.0),
+        ("llama", "first", 7, 0.0),
+        ("qwen3", "second", 5, 0.0),
+        ("qwen35", "second", 7, 0.0),
+        ("qwen35", "second, windowed", 7, 0.0),
+        ("qwen35moe", "second", 2, 0.0),
+        ("qwen35moe", "first", 7, 0.0),
+        ("llama", "spark", 8, 0.0),
+        ("qwen3", "spark, windowed, from the row after", 7, 0.5),
+        ("qwen35", "spark", 5, 0.5),
     ],
 )
 def test_as_much_of_the_drafts_stands_as_with_llama_cpp(
-    tmp_path: Path, architecture: str, drafter: str, n_draft: int
+    tmp_path: Path, architecture: str, drafter: str, n_draft: int, p_min: float
 ) -> None:
     target = write_target(tmp_path / "target.gguf", architecture)
-    file = write_tiny_dflash(tmp_path / "drafter.gguf", **DRAFTERS[drafter])
+    file = write_drafter(tmp_path / "drafter.gguf", drafter)
     with LlamaCppPeer(
-        target, n_ctx=512, n_threads=1, f32_cache=True, spec_type="draft-dflash", drafter=file, n_draft=n_draft
-    ) as peer:
+        *(target,), n_ctx=512, n_threads=1, f32_cache=True, spec_type=spec_type(drafter), drafter=file,
+        n_draft=n_draft, p_min=p_min,
+    ) as peer:  # fmt: skip
         expected = answers(peer)
-    found = own_answers(target, file, n_draft)
+    found = own_answers(target, file, n_draft, p_min)
     assert n_equal(found, expected) >= len(expected) - 1  # one near tie; llama.cpp is off by 1e-3 in a logit
     assert sum(n_accepted for _, _, n_accepted in found) > 20
 
 
-def test_a_drafter_that_is_a_little_different_gets_other_counts(tmp_path: Path) -> None:
-    """So that equal counts say something: one convolution of one layer is left out."""
+@pytest.mark.parametrize(("drafter", "name"), [("second", "blk.1.attn_conv_base"), ("spark", "markov_w1.weight")])
+def test_a_drafter_that_is_a_little_different_gets_other_counts(tmp_path: Path, drafter: str, name: str) -> None:
+    """So that equal counts say something: one convolution of one layer, or what each token corrects, is left out."""
     target = write_target(tmp_path / "target.gguf", "llama")
-    file = write_tiny_dflash(tmp_path / "drafter.gguf", **DRAFTERS["second"])
+    file = write_drafter(tmp_path / "drafter.gguf", drafter)
     found = own_answers(target, file, 7)
-    kernel = next(tensor for tensor in gguf.GGUFReader(file, "r+").tensors if tensor.name == "blk.1.attn_conv_base")
-    kernel.data[1, 1] = 0.0
+    values = next(tensor for tensor in gguf.GGUFReader(file, "r+").tensors if tensor.name == name).data
+    values[(1, 1) if drafter == "second" else slice(None)] = 0.0
     assert n_equal(own_answers(target, file, 7), found) < 2

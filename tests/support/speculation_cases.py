@@ -25,7 +25,7 @@ from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
 
 ARCHITECTURES = ("llama", "qwen3", "qwen35", "qwen35moe")
-DRAFTERS = ("ngrams", "same", "foreign", "dflash", "dflash2", "mtp")
+DRAFTERS = ("ngrams", "same", "foreign", "dflash", "dflash2", "dspark", "mtp")
 COMPARED = (
     *("tokens", "content", "stop_type", "stopping_word", "truncated", "tokens_predicted", "tokens_evaluated"),
     "completion_probabilities",
@@ -121,9 +121,9 @@ class Files:
     def foreign(self) -> Path:
         return speak_letters(write_tiny_llama(self._folder / "foreign.gguf", seed=99))
 
-    def dflash(self, version: int, weights: str) -> Path:
-        path = self._folder / f"dflash{version}-{weights}.gguf"
-        shape: dict[str, Any] = {"target_layers": (1, 3), "window": 64, "selector_rank": 32}
+    def dflash(self, version: int, weights: str, markov_rank: int = 0) -> Path:
+        path = self._folder / f"dflash{version}-{markov_rank}-{weights}.gguf"
+        shape: dict[str, Any] = {"target_layers": (1, 3), "window": 64, "selector_rank": 32, "markov_rank": markov_rank}
         return path if path.exists() else write_tiny_dflash(path, version=version, weight_type=weights, **shape)
 
     def arguments(self, setting: Setting) -> tuple[str, ...]:
@@ -134,6 +134,7 @@ class Files:
             "foreign": ("draft-simple", self.foreign, 4),
             "dflash": ("draft-dflash", self.dflash(1, setting.weights), 7),
             "dflash2": ("draft-dflash", self.dflash(2, setting.weights), 7),
+            "dspark": ("draft-dspark", self.dflash(1, setting.weights, markov_rank=32), 7),
             "mtp": ("draft-mtp", None, 4),
         }
         if setting.drafter == "ngrams":

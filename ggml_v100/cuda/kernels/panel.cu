@@ -2,19 +2,19 @@
 //
 // Shapes    x [rows, K] f32 -> panel [K / 8][tiles][8 rows][8] f16, row_scale [rows]. One block per row of the panel.
 //           expert_panel gathers the rows that experts get: a panel per item (ExpertItem).
-// Bound     DRAM or L2: 4 K + 2 K bytes per row, read twice (the second time from L1/L2).
-// Budget    *                  256 threads, <= 40 registers, 64 B shared
+// Bound     DRAM or L2: 4 K + 2 K bytes per row; of a few rows the latency of one load.
+// Budget    *                  256 threads, <= 128 registers, 64 B shared
 // Numerics  panel.cuh
 #include "panel.cuh"
 
 namespace v100::cuda {
 
-constexpr int kThreads = kPanelThreads;
+constexpr int kThreads = kRowThreads;
 
 extern "C" __global__ void __launch_bounds__(kThreads) panel(PanelParams p) {
   const int row = static_cast<int>(blockIdx.x);  // up to 8 * tiles
-  const float* x = row < p.rows ? p.x + static_cast<int64_t>(row) * p.features : nullptr;
-  panel_row(x, p.features, p.tiles, row, p.panel, p.row_scale + row);
+  if (row >= p.rows) return panel_zeros(p.features, p.tiles, row, p.panel);
+  panel_row(p.x + static_cast<int64_t>(row) * p.features, p.features, p.tiles, row, p.panel, p.row_scale + row);
 }
 
 // Rows that an item has not are left as they are: an output row of a product comes from its own row alone.

@@ -5,7 +5,7 @@
 //           counts then is the number of launches, so norms take the residual sum with them.
 // Budget    rms_norm           256 threads, <= 48 registers, 64 B shared
 // Budget    *                  256 threads, <= 40 registers
-// Numerics  sums of squares: each thread over its elements ascending, then base.cuh's block sum.
+// Numerics  rows.cuh
 #include "rows.cuh"
 
 namespace v100::cuda {

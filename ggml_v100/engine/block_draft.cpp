@@ -27,9 +27,7 @@ struct BlockPass {
   void allocate(const DFlash& drafter, const Hyperparameters& hp, int32_t n_ranks) {
     hidden_ = hp.hidden;
     has_head_ = drafter.has_head();
-    width_ = !has_head_                       ? hp.vocab
-             : drafter.draft_tokens().empty() ? hp.vocab
-                                              : static_cast<int32_t>(drafter.draft_tokens().size());
+    width_ = drafter.head_rows();
     const auto n = ubatch.outputs.size();
     logits_.resize(n * static_cast<size_t>(width_));
     if (n_ranks > 1 && !has_head_) states_.resize(n * static_cast<size_t>(hidden_));

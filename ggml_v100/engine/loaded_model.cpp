@@ -108,7 +108,7 @@ void LoadedModel::load_drafter(const ModelParams& params, ThreadPool& pool) {
   const Metadata metadata(file, {});
   Shard shard(placement_, 0);
   const WeightLoader weights(file, backend(), pool, params.check_tensors, false, shard);
-  texts_[0] = std::make_unique<DraftedModel>(std::move(texts_[0]), std::make_unique<DFlash>(metadata, weights));
+  texts_[0] = add_drafter(std::move(texts_[0]), metadata, weights);
   rank_bytes_[0] += weights.packed_bytes();
   fingerprint_ ^= identify(*file, backend(), placement_);
 }

@@ -71,7 +71,7 @@ std::vector<RankNeeds> MemoryNeeds::of(const PlacementParams& asked, const Engin
       const Metadata metadata(drafter_, {});
       Shard whole(placement, rank);
       const WeightLoader more(drafter_, backend(need.device), pool, false, false, whole, LoadFor::measure);
-      texts.back() = std::make_unique<DraftedModel>(std::move(texts.back()), std::make_unique<DFlash>(metadata, more));
+      texts.back() = add_drafter(std::move(texts.back()), metadata, more);
       need.weights += more.packed_bytes() + more.vector_bytes();
     }
   }

@@ -22,22 +22,11 @@ Activation read_activation(const Metadata& metadata, const Keys& keys) {
   throw ModelError(keys.full("hidden_activation") + " is '" + name + "', expected silu or gelu_pytorch_tanh");
 }
 
-std::vector<int32_t> read_target_layers(const Metadata& metadata, const Keys& keys) {
-  const std::string key = keys.full("target_layers");
-  const auto count = metadata.find_array_size(key);
-  if (!count || *count < 1 || *count > 64) throw ModelError(key + " is missing, or is not a list of 1 to 64 layers");
-  std::vector<int32_t> layers = keys.per_layer("target_layers", static_cast<int32_t>(*count), {}, 0, 511);
-  layers.resize(*count);
-  return layers;
-}
-
 constexpr int32_t kCandidates = 10;  // of DFlash, which does not say
 
 }  // namespace
 
-DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : hp_(read_hyperparameters(metadata)) {
-  if (hp_.architecture != "dflash")
-    throw ModelError("architecture '" + hp_.architecture + "' is not that of a DFlash drafter");
+DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : HiddenDrafter(metadata, weights) {
   const Keys keys(metadata);
   if (keys.has("hyper_connection.count"))
     throw ModelError("the file is a DSpark drafter with hyper-connections (DeepSeek-V4), which is not supported");
@@ -51,7 +40,6 @@ DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : hp_(read
     throw ModelError("tokenizer.ggml.mask_token_id is missing or outside the vocabulary of " +
                      std::to_string(hp_.vocab));
   mask_token_ = static_cast<int32_t>(*mask);
-  target_layers_ = read_target_layers(metadata, keys);
   window_ = keys.optional("attention.sliding_window", 0, 0, 1 << 30);
   if (is_dspark && weights.has("selector_hidden.weight"))
     throw ModelError("the file has the heads of both DFlash2 and DSpark");
@@ -66,7 +54,7 @@ DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : hp_(read
   }
   activation_ = read_activation(metadata, keys);
 
-  const auto inputs = static_cast<int32_t>(target_layers_.size()) * hp_.hidden;
+  const auto inputs = static_cast<int32_t>(target_layers().size()) * hp_.hidden;
   fuse_ = weights.linear("fc", inputs, hp_.hidden);
   fuse_norm_ = weights.vector("enc.output_norm.weight", hp_.hidden);
   output_norm_ = weights.vector("output_norm.weight", hp_.hidden);
@@ -94,15 +82,7 @@ DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : hp_(read
   } else if (window_ > 0) {
     for (Block& block : blocks_) block.is_windowed = true;
   }
-  if (weights.has("token_embd.weight")) token_embd_ = weights.embedding("token_embd", hp_.hidden, hp_.vocab);
-  if (weights.has("output.weight")) {
-    draft_tokens_ = weights.token_ids("d2t", hp_.vocab);
-    const auto rows = draft_tokens_.empty() ? hp_.vocab : static_cast<int32_t>(draft_tokens_.size());
-    head_ = weights.linear("output", hp_.hidden, rows);
-  }
-  if (is_dspark)
-    markov_head_.emplace(metadata, weights, hp_.hidden, hp_.vocab,
-                         draft_tokens_.empty() ? hp_.vocab : static_cast<int32_t>(draft_tokens_.size()));
+  if (is_dspark) markov_head_.emplace(metadata, weights, hp_.hidden, hp_.vocab, head_rows());
 }
 
 DFlash::Block DFlash::load_block(const WeightLoader& weights, int32_t layer) const {
@@ -149,6 +129,12 @@ DFlash::Block DFlash::load_block(const WeightLoader& weights, int32_t layer) con
   return w;
 }
 
+void DFlash::require_fit(const TextModel& target) const {
+  const int32_t theirs = target.hyperparameters().hidden;
+  if (hp_.hidden != theirs) differ("width", hp_.hidden, theirs);
+  require_vocabulary_and_layers(target, target.hyperparameters().layers);
+}
+
 int32_t DFlash::window() const {
   const bool all = std::all_of(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.is_windowed; });
   return all ? window_ : 0;
@@ -187,7 +173,7 @@ Rotation DFlash::rotation_of(const Block& w, const RopeTable& rope) const {
   return {rope, RopeLayout::halves, &w.q_norm, &w.k_norm, hp_.rms_epsilon};
 }
 
-void DFlash::take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const KvLayer> kv,
+void DFlash::take_in(Ops& ops, Tensor taps, const TextModel&, const Rows& rows, std::span<const KvLayer> kv,
                      const RopeTable& rope) const {
   const Tensor context = ops.rms_norm(ops.linear(taps, fuse_), fuse_norm_, hp_.rms_epsilon);  // [rows, E]
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {

@@ -10,17 +10,12 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "gguf/metadata.h"
-#include "model/hyperparameters.h"
-#include "model/loader.h"
+#include "model/hidden_drafter.h"
 #include "model/markov_head.h"
-#include "model/rope.h"
-#include "ops/ops.h"
 
 namespace v100 {
 
@@ -41,12 +36,11 @@ struct DraftLattice {
   }
 };
 
-class DFlash {
+class DFlash final : public HiddenDrafter {
  public:
-  // Throws ModelError for a file of another kind, or one that does not fit together.
+  // Throws ModelError for a file that does not fit together.
   DFlash(const Metadata& metadata, const WeightLoader& weights);
 
-  const Hyperparameters& hyperparameters() const { return hp_; }
   // Rows of a block before the first that tells a token, and the most tokens that a block tells.
   int32_t silent_rows() const { return tells_from_anchor_ ? 0 : 1; }
   int32_t most_drafted() const { return block_size_ - silent_rows(); }
@@ -54,27 +48,14 @@ class DFlash {
   bool is_version_2() const { return selector_.has_value(); }
   // Of DSpark; else nullptr.
   const MarkovHead* markov_head() const { return markov_head_ ? &*markov_head_ : nullptr; }
-  // Layers of the target whose inputs are the features, in the order of take_in.
-  const std::vector<int32_t>& target_layers() const { return target_layers_; }
-  // Tokens that every layer sees at most, the row's own included; 0: a layer sees all.
-  int32_t window() const;
-  // Types left to the engine; none is marked as windowed.
-  std::vector<KvShape> kv_shapes() const;
-  RopeAngles rope() const;
-
-  // A file may have embeddings and an output matrix of its own; else the target's are used.
-  bool has_embeddings() const { return token_embd_.rows != nullptr; }
-  bool has_head() const { return head_.weight != nullptr; }
-  Tensor embed(Ops& ops, std::span<const int32_t> tokens) const { return ops.embed(tokens, token_embd_); }
-  Tensor head(Ops& ops, Tensor states) const { return ops.linear(states, head_); }
-  // The target's token of each row of the own output matrix; empty: the same ids.
-  const std::vector<int32_t>& draft_tokens() const { return draft_tokens_; }
-  int32_t target_token(int32_t row) const {
-    return draft_tokens_.empty() ? row : draft_tokens_[static_cast<size_t>(row)];
-  }
-
-  // taps [rows, target_layers * E], the layers side by side: appends keys and values of the rows' tokens.
-  void take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const KvLayer> kv, const RopeTable& rope) const;
+  void require_fit(const TextModel& target) const override;
+  int32_t window() const override;
+  std::vector<KvShape> kv_shapes() const override;
+  std::vector<RopeLayout> key_layouts() const override { return {blocks_.size(), RopeLayout::halves}; }
+  RopeAngles rope() const override;
+  // Appends keys and values.
+  void take_in(Ops& ops, Tensor taps, const TextModel& target, const Rows& rows, std::span<const KvLayer> kv,
+               const RopeTable& rope) const override;
   // embedded [blocks * block_rows, E] of anchors and masks, which it changes -> their normed states. They stand after the
   // tokens taken in; what they see is `visible`, on layers with a window (`windowed`) and without. Appends to the pages.
   Tensor states(Ops& ops, Tensor embedded, const Rows& rows, const Rows& windowed, int32_t block_rows,
@@ -116,12 +97,10 @@ class DFlash {
                    const RopeTable& rope) const;
   Tensor feed_forward(Ops& ops, const Block& w, Tensor x, int32_t block_rows) const;
 
-  Hyperparameters hp_;
   int32_t block_size_ = 0, mask_token_ = 0, window_ = 0;
   bool is_causal_ = false, tells_from_anchor_ = false;
   float scale_ = 0, value_scale_ = 1, embedding_scale_ = 1, logit_scale_ = 1, logit_cap_ = 0;
   Activation activation_ = Activation::silu;
-  std::vector<int32_t> target_layers_;
   int32_t conv_taps_ = 0, conv_group_ = 0;
   std::vector<float> rope_divisors_;
   Linear fuse_;             // [E, target_layers * E]
@@ -130,9 +109,6 @@ class DFlash {
   std::vector<Block> blocks_;
   std::optional<Selector> selector_;
   std::optional<MarkovHead> markov_head_;
-  EmbeddingTable token_embd_;
-  Linear head_;  // [V_d, E]
-  std::vector<int32_t> draft_tokens_;
 };
 
 }  // namespace v100

@@ -9,21 +9,13 @@
 namespace v100 {
 
 DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DFlash> drafter)
-    : target_(std::move(target)), drafter_(std::move(drafter)), target_layers_(target_->kv_shapes().size()) {
+    : target_(std::move(target)), target_layers_(target_->kv_shapes().size()) {
+  blocks_ = drafter.get();
+  drafter_ = std::move(drafter);
   if (!target_->has_taps())
-    throw ModelError("there are no DFlash drafters for models of architecture " +
-                     target_->hyperparameters().architecture + " yet");
-  const Hyperparameters &theirs = target_->hyperparameters(), &ours = drafter_->hyperparameters();
-  const auto differ = [](const char* what, int32_t drafter_has, int32_t target_has) {
-    throw ModelError("the drafter does not belong to this model: its " + std::string(what) + " is " +
-                     std::to_string(drafter_has) + ", the model's " + std::to_string(target_has));
-  };
-  if (ours.hidden != theirs.hidden) differ("width", ours.hidden, theirs.hidden);
-  if (ours.vocab != theirs.vocab) differ("vocabulary", ours.vocab, theirs.vocab);
-  for (const int32_t layer : drafter_->target_layers())
-    if (layer >= theirs.layers)
-      throw ModelError("the drafter does not belong to this model: it wants the input of layer " +
-                       std::to_string(layer) + " of " + std::to_string(theirs.layers));
+    throw ModelError("there are no drafters for models of architecture " + target_->hyperparameters().architecture +
+                     " yet");
+  drafter_->require_fit(*target_);
   // The engine knows one window. Pages of a drafter with another are kept whole.
   const int32_t theirs_window = target_->sliding_window();
   is_windowed_ = drafter_->window() > 0 && (theirs_window == 0 || theirs_window == drafter_->window());
@@ -49,7 +41,7 @@ std::vector<KeyRotation> DraftedModel::key_rotations() const {
   std::vector<KeyRotation> rotations = target_->key_rotations();
   if (rotations.empty()) return rotations;
   const auto last = static_cast<int32_t>(target_->ropes({}, 1).size());
-  rotations.insert(rotations.end(), drafter_->kv_shapes().size(), {last, RopeLayout::halves});
+  for (const RopeLayout layout : drafter_->key_layouts()) rotations.push_back({last, layout});
   return rotations;
 }
 
@@ -69,20 +61,23 @@ Tensor DraftedModel::forward(Ops& ops, const Rows& rows, const ForwardState& sta
   part.taps = &taps;
   const Tensor hidden = target_->forward(ops, rows, part, outputs);
   const Ops::Scope scope(ops);
-  drafter_->take_in(ops, taps.values, is_windowed_ ? state.windowed : rows, state.kv.subspan(target_layers_),
+  drafter_->take_in(ops, taps.values, *target_, is_windowed_ ? state.windowed : rows, state.kv.subspan(target_layers_),
                     state.ropes.back());
   return hidden;
 }
 
 Tensor DraftedModel::block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
-  const Tensor embedded =
-      drafter_->has_embeddings() ? drafter_->embed(ops, rows.tokens) : target_->embed(ops, rows.tokens);
-  return drafter_->states(ops, embedded, rows, state.windowed, block_rows, state.kv.subspan(target_layers_),
-                          state.ropes.back());
+  return blocks_->states(ops, drafter_->embed(ops, *target_, rows.tokens), rows, state.windowed, block_rows,
+                         state.kv.subspan(target_layers_), state.ropes.back());
 }
 
-Tensor DraftedModel::block_head(Ops& ops, Tensor states) const {
-  return drafter_->has_head() ? drafter_->head(ops, states) : target_->head(ops, states);
+Tensor DraftedModel::block_head(Ops& ops, Tensor states) const { return drafter_->head(ops, *target_, states); }
+
+std::unique_ptr<TextModel> add_drafter(std::unique_ptr<TextModel> target, const Metadata& metadata,
+                                       const WeightLoader& weights) {
+  const std::string architecture = metadata.require_string("general.architecture");
+  if (architecture != "dflash") throw ModelError("architecture '" + architecture + "' is not that of a DFlash drafter");
+  return std::make_unique<DraftedModel>(std::move(target), std::make_unique<DFlash>(metadata, weights));
 }
 
 }  // namespace v100

@@ -1,11 +1,13 @@
-// A model and the DFlash drafter that was made for it, as one model: with every token the target computes, the drafter
-// takes in what it will draft from. Its keys and values lie in the same pages as the target's, so that whatever happens to a
-// sequence (forks, cuts, reuse, files) happens to both.
+// A model and the drafter on its hidden states that was made for it, as one model: with every token the target computes, the
+// drafter takes in what it will draft from. What it keeps lies in the same pages as the target's keys and values, so that
+// whatever happens to a sequence (forks, cuts, reuse, files) happens to both.
 #pragma once
 
 #include <memory>
 
+#include "gguf/metadata.h"
 #include "model/dflash.h"
+#include "model/loader.h"
 #include "model/model.h"
 
 namespace v100 {
@@ -39,7 +41,7 @@ class DraftedModel final : public TextModel {
   Tensor embed(Ops& ops, std::span<const int32_t> tokens) const override { return target_->embed(ops, tokens); }
   Tensor head(Ops& ops, Tensor hidden) const override { return target_->head(ops, hidden); }
   const Classifier* classifier() const override { return target_->classifier(); }
-  const DFlash* block_drafter() const override { return drafter_.get(); }
+  const DFlash* block_drafter() const override { return blocks_; }
   // States of blocks, see DFlash::states: rows of an anchor and mask tokens each.
   Tensor block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const override;
   // Logits [rows, vocab] of such states.
@@ -49,10 +51,15 @@ class DraftedModel final : public TextModel {
   ForwardState of_target(const ForwardState& state) const;
 
   std::unique_ptr<TextModel> target_;
-  std::unique_ptr<DFlash> drafter_;
-  size_t target_layers_;  // of kv_shapes
-  int32_t window_;        // of the target's layers with one, or of the drafter's
-  bool is_windowed_;      // whether the drafter's pages are given back behind the window
+  std::unique_ptr<HiddenDrafter> drafter_;
+  const DFlash* blocks_ = nullptr;  // the drafter, if it is one of blocks
+  size_t target_layers_;            // of kv_shapes
+  int32_t window_;                  // of the target's layers with one, or of the drafter's
+  bool is_windowed_;                // whether the drafter's pages are given back behind the window
 };
+
+// The target with the drafter of a file. Throws ModelError.
+std::unique_ptr<TextModel> add_drafter(std::unique_ptr<TextModel> target, const Metadata& metadata,
+                                       const WeightLoader& weights);
 
 }  // namespace v100

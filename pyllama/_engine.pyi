@@ -120,7 +120,7 @@ class Model:
 
     load_mtp: also the blocks of multi-token prediction, where the file has them; else their memory is not spent.
     mtp_file: such blocks in a file of their own, in the place of those of the model's.
-    drafter: a DFlash drafter that was made for this model.
+    drafter: a drafter on hidden states (DFlash, DSpark, EAGLE-3) that was made for this model.
     kv_overrides: values that replace metadata on lookup (``--override-kv``).
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
     devices: what the model runs on, of ``backend_info()["devices"]``; none: the CPU. Each is a rank, and several may be

@@ -23,7 +23,7 @@ log = logging.getLogger("pyllama")
 MOST_ROWS = 64
 """Rows that all drafts of a step may take together: up to there the engine runs as for single tokens."""
 
-COMPANIONS = ("draft-dflash", "draft-dspark")
+COMPANIONS = ("draft-eagle3", "draft-dflash", "draft-dspark")
 """Types whose drafter is made for the target and loaded with it."""
 
 COMPUTING = ("draft-simple", "draft-mtp", *COMPANIONS)
@@ -91,7 +91,7 @@ class SpeculationOptions:
 
     @property
     def draws(self) -> bool:
-        """Drafts are drawn at the request's temperature. DFlash drafters are made for that; others by wish."""
+        """Drafts are drawn at the request's temperature. DFlash2 drafters are made for that; others by wish."""
         return "draft-dflash" in self.types if self.samples is None else self.samples
 
     @property
@@ -101,6 +101,8 @@ class SpeculationOptions:
             return {}
         with_file = [name for name in ("draft-simple", *COMPANIONS) if name in self.types]
         predicts = "draft-mtp" in self.types
+        if predicts and "draft-eagle3" in self.types:
+            raise InvalidArgument("draft-mtp and draft-eagle3 cannot both go on from the model's hidden states")
         if len(with_file) > 1:
             raise InvalidArgument(f"{' and '.join(with_file)} need a draft model each; there is one option for it")
         arguments: dict[str, Any] = {"load_mtp": predicts}
@@ -171,6 +173,8 @@ def inferred_types(draft_model: str) -> tuple[str, ...]:
         architecture = str(file.metadata.get("general.architecture", ""))
         n_blocks = file.metadata.get(f"{architecture}.block_count", 0)
         tensors = {tensor.name for tensor in file.tensors}
+    if architecture == "eagle3":
+        return ("draft-eagle3",)
     if architecture == "dflash":
         return ("draft-dspark",) if "markov_w1.weight" in tensors else ("draft-dflash",)
     if isinstance(n_blocks, int) and f"blk.{n_blocks - 1}.nextn.eh_proj.weight" in tensors:

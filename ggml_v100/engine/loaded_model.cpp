@@ -106,6 +106,8 @@ void LoadedModel::load_drafter(const ModelParams& params, ThreadPool& pool) {
     throw InvalidArgument("a DFlash drafter beside a model on several devices needs --split-mode tensor");
   const auto file = GgufFile::open(params.drafter);
   const Metadata metadata(file, {});
+  if (placement_.ranks() > 1 && metadata.require_string("general.architecture") == "eagle3")
+    throw InvalidArgument("an EAGLE-3 drafter needs the model on one device");
   Shard shard(placement_, 0);
   const WeightLoader weights(file, backend(), pool, params.check_tensors, false, shard);
   texts_[0] = add_drafter(std::move(texts_[0]), metadata, weights);

@@ -51,7 +51,9 @@ class DFlash final : public HiddenDrafter {
   void require_fit(const TextModel& target) const override;
   int32_t window() const override;
   std::vector<KvShape> kv_shapes() const override;
-  std::vector<RopeLayout> key_layouts() const override { return {blocks_.size(), RopeLayout::halves}; }
+  std::vector<std::optional<RopeLayout>> key_layouts() const override {
+    return std::vector<std::optional<RopeLayout>>(blocks_.size(), RopeLayout::halves);
+  }
   RopeAngles rope() const override;
   // Appends keys and values.
   void take_in(Ops& ops, Tensor taps, const TextModel& target, const Rows& rows, std::span<const KvLayer> kv,

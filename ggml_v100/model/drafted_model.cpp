@@ -9,9 +9,17 @@
 namespace v100 {
 
 DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DFlash> drafter)
-    : target_(std::move(target)), target_layers_(target_->kv_shapes().size()) {
-  blocks_ = drafter.get();
-  drafter_ = std::move(drafter);
+    : DraftedModel(std::move(target), std::unique_ptr<HiddenDrafter>(std::move(drafter))) {
+  blocks_ = static_cast<const DFlash*>(drafter_.get());
+}
+
+DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<Eagle3> drafter)
+    : DraftedModel(std::move(target), std::unique_ptr<HiddenDrafter>(std::move(drafter))) {
+  tokens_ = static_cast<const Eagle3*>(drafter_.get());
+}
+
+DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<HiddenDrafter> drafter)
+    : target_(std::move(target)), drafter_(std::move(drafter)), target_layers_(target_->kv_shapes().size()) {
   if (!target_->has_taps())
     throw ModelError("there are no drafters for models of architecture " + target_->hyperparameters().architecture +
                      " yet");
@@ -41,7 +49,8 @@ std::vector<KeyRotation> DraftedModel::key_rotations() const {
   std::vector<KeyRotation> rotations = target_->key_rotations();
   if (rotations.empty()) return rotations;
   const auto last = static_cast<int32_t>(target_->ropes({}, 1).size());
-  for (const RopeLayout layout : drafter_->key_layouts()) rotations.push_back({last, layout});
+  for (const auto layout : drafter_->key_layouts())
+    rotations.push_back(layout ? KeyRotation{last, *layout} : KeyRotation{.rope = -1});
   return rotations;
 }
 
@@ -66,6 +75,11 @@ Tensor DraftedModel::forward(Ops& ops, const Rows& rows, const ForwardState& sta
   return hidden;
 }
 
+Tensor DraftedModel::predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
+  if (tokens_ == nullptr) return target_->predict(ops, rows, of_target(state), before);
+  return tokens_->predict(ops, *target_, rows, before, state.kv.subspan(target_layers_), state.ropes.back());
+}
+
 Tensor DraftedModel::block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
   return blocks_->states(ops, drafter_->embed(ops, *target_, rows.tokens), rows, state.windowed, block_rows,
                          state.kv.subspan(target_layers_), state.ropes.back());
@@ -76,8 +90,11 @@ Tensor DraftedModel::block_head(Ops& ops, Tensor states) const { return drafter_
 std::unique_ptr<TextModel> add_drafter(std::unique_ptr<TextModel> target, const Metadata& metadata,
                                        const WeightLoader& weights) {
   const std::string architecture = metadata.require_string("general.architecture");
-  if (architecture != "dflash") throw ModelError("architecture '" + architecture + "' is not that of a DFlash drafter");
-  return std::make_unique<DraftedModel>(std::move(target), std::make_unique<DFlash>(metadata, weights));
+  if (architecture == "dflash")
+    return std::make_unique<DraftedModel>(std::move(target), std::make_unique<DFlash>(metadata, weights));
+  if (architecture == "eagle3")
+    return std::make_unique<DraftedModel>(std::move(target), std::make_unique<Eagle3>(metadata, weights));
+  throw ModelError("architecture '" + architecture + "' is not that of a drafter (dflash, eagle3)");
 }
 
 }  // namespace v100

@@ -7,6 +7,7 @@
 
 #include "gguf/metadata.h"
 #include "model/dflash.h"
+#include "model/eagle3.h"
 #include "model/loader.h"
 #include "model/model.h"
 
@@ -14,8 +15,9 @@ namespace v100 {
 
 class DraftedModel final : public TextModel {
  public:
-  // Throws ModelError for a drafter that does not fit the target.
+  // Throw ModelError for a drafter that does not fit the target.
   DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DFlash> drafter);
+  DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<Eagle3> drafter);
 
   const Hyperparameters& hyperparameters() const override { return target_->hyperparameters(); }
   std::vector<KvShape> kv_shapes() const override;  // the target's, then the drafter's
@@ -31,11 +33,15 @@ class DraftedModel final : public TextModel {
   void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override {
     target_->replay(ops, rows, of_target(state));
   }
-  Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const override {
-    return target_->predict(ops, rows, of_target(state), before);
+  Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const override;
+  bool can_predict() const override { return tokens_ != nullptr || target_->can_predict(); }
+  int32_t first_predicted() const override {
+    return tokens_ != nullptr ? Eagle3::kFirstRow : target_->first_predicted();
   }
-  bool can_predict() const override { return target_->can_predict(); }
-  Tensor predicted_head(Ops& ops, Tensor hidden) const override { return target_->predicted_head(ops, hidden); }
+  const Eagle3* token_drafter() const override { return tokens_; }
+  Tensor predicted_head(Ops& ops, Tensor hidden) const override {
+    return tokens_ != nullptr ? tokens_->predicted_head(ops, *target_, hidden) : target_->predicted_head(ops, hidden);
+  }
   bool has_residual_stream() const override { return target_->has_residual_stream(); }
   RowRange vocabulary() const override { return target_->vocabulary(); }
   Tensor embed(Ops& ops, std::span<const int32_t> tokens) const override { return target_->embed(ops, tokens); }
@@ -48,11 +54,13 @@ class DraftedModel final : public TextModel {
   Tensor block_head(Ops& ops, Tensor states) const override;
 
  private:
+  DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<HiddenDrafter> drafter);
   ForwardState of_target(const ForwardState& state) const;
 
   std::unique_ptr<TextModel> target_;
   std::unique_ptr<HiddenDrafter> drafter_;
   const DFlash* blocks_ = nullptr;  // the drafter, if it is one of blocks
+  const Eagle3* tokens_ = nullptr;  // the drafter, if it is one of single tokens
   size_t target_layers_;            // of kv_shapes
   int32_t window_;                  // of the target's layers with one, or of the drafter's
   bool is_windowed_;                // whether the drafter's pages are given back behind the window

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -22,7 +23,7 @@ class HiddenDrafter {
   virtual ~HiddenDrafter() = default;
 
   const Hyperparameters& hyperparameters() const { return hp_; }
-  // Layers of the target whose inputs are taken in, in this order.
+  // Layers of the target whose inputs are taken in, in this order; the number of layers: the states after the output norm.
   const std::vector<int32_t>& target_layers() const { return target_layers_; }
   // Throws ModelError for a target that the drafter was not made for.
   virtual void require_fit(const TextModel& target) const = 0;
@@ -30,8 +31,8 @@ class HiddenDrafter {
   virtual int32_t window() const { return 0; }
   // Types left to the engine; none is marked as windowed.
   virtual std::vector<KvShape> kv_shapes() const = 0;
-  // One for each of kv_shapes(): how stored keys were turned, by the angles of rope().
-  virtual std::vector<RopeLayout> key_layouts() const = 0;
+  // One for each of kv_shapes(): how stored keys were turned, by the angles of rope(), if they were.
+  virtual std::vector<std::optional<RopeLayout>> key_layouts() const = 0;
   virtual RopeAngles rope() const = 0;
   // taps [rows, target_layers * hidden of the target], the layers side by side: appends what is kept of the rows' tokens.
   virtual void take_in(Ops& ops, Tensor taps, const TextModel& target, const Rows& rows, std::span<const KvLayer> kv,

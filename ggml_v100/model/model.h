@@ -1,6 +1,7 @@
 // What the engine knows of a model: its hyperparameters, its memory needs and one forward pass.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,12 +15,15 @@
 namespace v100 {
 
 class DFlash;
+class Eagle3;
 
-// The inputs of some of a model's layers, for a drafter: the residual stream as it enters them.
+// The inputs of some of a model's layers, for a drafter: the residual stream as it enters them. The layer after the last
+// stands for the output: its input are the states after the output norm.
 struct LayerInputs {
   std::span<const int32_t> layers;
   Tensor values;  // [rows, layers * hidden], the layers side by side
 
+  bool has(int32_t layer) const { return std::find(layers.begin(), layers.end(), layer) != layers.end(); }
   void take(Ops& ops, int32_t layer, Tensor x) const;
 };
 
@@ -43,7 +47,7 @@ struct ForwardState {
 
 // How the keys of a layer were turned before they were stored.
 struct KeyRotation {
-  int32_t rope = 0;  // index into TextModel::ropes()
+  int32_t rope = 0;  // index into TextModel::ropes(); -1: not at all
   RopeLayout layout = RopeLayout::halves;
 };
 
@@ -112,6 +116,10 @@ class TextModel {
     return {};
   }
   virtual bool can_predict() const { return false; }
+  // kv index of the first token that predict() sees.
+  virtual int32_t first_predicted() const { return 0; }
+  // The drafter of single tokens that came with the model, which predict() then is; nullptr: none.
+  virtual const Eagle3* token_drafter() const { return nullptr; }
   // Logits [rows, vocabulary()] of what predict() returned.
   virtual Tensor predicted_head(Ops& ops, Tensor hidden) const { return head(ops, hidden); }
   // Whether there is one residual stream, to which directions can be added.

@@ -209,7 +209,7 @@ def test_wrong_calls_are_refused(target: Path, tmp_path: Path) -> None:
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
     with pytest.raises(ModelError, match="drafter"):
         Model(drafter)
-    with pytest.raises(ModelError, match="not that of a DFlash drafter"):
+    with pytest.raises(ModelError, match="not that of a drafter"):
         Model(target, drafter=target)
     with pytest.raises(InvalidArgument, match="several devices"):
         Model(target, drafter=drafter, devices=["CPU0", "CPU1"], split_mode="layer")

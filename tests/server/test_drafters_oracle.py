@@ -1,5 +1,5 @@
-"""DFlash, DFlash2 and DSpark against llama.cpp: the same target and drafter files, greedy, give the same texts, and
-of as many drafted tokens as many stand.
+"""DFlash, DFlash2, DSpark and EAGLE-3 against llama.cpp: the same target and drafter files, greedy, give the same
+texts, and of as many drafted tokens as many stand.
 
 A random drafter never guesses one of 300 tokens. So the targets say but six: all other rows of the output matrix,
 which the drafter shares, are small, and the six are three and their opposites, so that one of them always wins clearly.
@@ -9,6 +9,7 @@ K and V are F32 on both sides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine_server import EngineServer
 
 from bench.llama_cpp_peer import LlamaCppPeer, peer_is_installed
 from support.tiny_dflash import write_tiny_dflash
+from support.tiny_eagle3 import write_tiny_eagle3
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
@@ -27,6 +29,7 @@ pytestmark = pytest.mark.skipif(not peer_is_installed(), reason="needs the xllam
 
 SPOKEN, OPPOSITES = [40, 120, 230], [77, 199, 260]
 N_PREDICT = 60
+FEWER = sorted({*SPOKEN, *OPPOSITES, *range(5, 300, 3)})  # tokens of a drafter's own head
 
 
 def write_target(path: Path, architecture: str) -> Path:
@@ -40,15 +43,20 @@ def write_target(path: Path, architecture: str) -> Path:
 
 
 def write_drafter(path: Path, drafter: str) -> Path:
+    if drafter.startswith("eagle"):
+        write_tiny_eagle3(path, **DRAFTERS[drafter])
+        return speak(path, "output.weight", FEWER) if "fewer" in drafter else path
     write_tiny_dflash(path, **DRAFTERS[drafter])
     return speak(path, "markov_w2.weight") if "spark" in drafter else path
 
 
-def speak(path: Path, name: str) -> Path:
+def speak(path: Path, name: str, tokens: Sequence[int] = range(300)) -> Path:
+    """tokens: of the rows."""
     rows = next(tensor for tensor in gguf.GGUFReader(path, "r+").tensors if tensor.name == name).data
-    spoken = rows[SPOKEN].copy()
+    places, opposites = ([tokens.index(token) for token in kind] for kind in (SPOKEN, OPPOSITES))
+    spoken = rows[places].copy()
     rows[:] *= 0.001
-    rows[SPOKEN], rows[OPPOSITES] = spoken, -spoken
+    rows[places], rows[opposites] = spoken, -spoken
     return path
 
 
@@ -65,11 +73,17 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "spark, windowed, from the row after": {
         "target_layers": (3, 1, 2), "window": 32, "version": 1, "markov_rank": 24, "from_anchor": False
     },
+    "eagle": {"target_layers": (1, 3, 2)},
+    "eagle, the output tapped": {"target_layers": (0, 4, 2)},
+    "eagle, divided": {"target_layers": (0, 3, 1), "rope_divisors": True},
+    "eagle, fewer tokens": {"target_layers": (1, 3, 2), "draft_to_target": FEWER},
+    "eagle, normed": {"target_layers": (2, 3, 1), "norm_before_residual": True, "norm_before_fc": True},
 }  # fmt: skip
+TYPES = {"spark": "draft-dspark", "eagle": "draft-eagle3"}
 
 
 def spec_type(drafter: str) -> str:
-    return "draft-dspark" if drafter.startswith("spark") else "draft-dflash"
+    return next((kind for name, kind in TYPES.items() if drafter.startswith(name)), "draft-dflash")
 
 
 Answer = tuple[list[int], int, int]  # tokens, drafted, accepted
@@ -115,6 +129,12 @@ def n_equal(found: list[Answer], expected: list[Answer]) -> int:
         ("llama", "spark", 8, 0.0),
         ("qwen3", "spark, windowed, from the row after", 7, 0.5),
         ("qwen35", "spark", 5, 0.5),
+        ("llama", "eagle", 4, 0.0),
+        ("llama", "eagle, divided", 3, 0.0),
+        ("qwen3", "eagle, fewer tokens", 3, 0.0),
+        ("qwen3", "eagle, normed", 5, 0.3),
+        ("qwen35", "eagle", 3, 0.0),
+        ("qwen35", "eagle, the output tapped", 4, 0.0),
     ],
 )
 def test_as_much_of_the_drafts_stands_as_with_llama_cpp(
@@ -132,9 +152,12 @@ def test_as_much_of_the_drafts_stands_as_with_llama_cpp(
     assert sum(n_accepted for _, _, n_accepted in found) > 20
 
 
-@pytest.mark.parametrize(("drafter", "name"), [("second", "blk.1.attn_conv_base"), ("spark", "markov_w1.weight")])
+@pytest.mark.parametrize(
+    ("drafter", "name"),
+    [("second", "blk.1.attn_conv_base"), ("spark", "markov_w1.weight"), ("eagle", "blk.0.attn_v.weight")],
+)
 def test_a_drafter_that_is_a_little_different_gets_other_counts(tmp_path: Path, drafter: str, name: str) -> None:
-    """So that equal counts say something: one convolution of one layer, or what each token corrects, is left out."""
+    """So that equal counts say something: a convolution, what each token corrects, or what a layer sees is left out."""
     target = write_target(tmp_path / "target.gguf", "llama")
     file = write_drafter(tmp_path / "drafter.gguf", drafter)
     found = own_answers(target, file, 7)

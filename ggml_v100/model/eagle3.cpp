@@ -130,8 +130,4 @@ Tensor Eagle3::predict(Ops& ops, const TextModel& target, const Rows& rows, Tens
   return x;
 }
 
-Tensor Eagle3::predicted_head(Ops& ops, const TextModel& target, Tensor rows) const {
-  return head(ops, target, ops.rms_norm(rows, output_norm_, hp_.rms_epsilon));
-}
-
 }  // namespace v100

@@ -35,8 +35,8 @@ class Eagle3 final : public HiddenDrafter {
   // token before; no rows: the states that were taken in.
   Tensor predict(Ops& ops, const TextModel& target, const Rows& rows, Tensor before, std::span<const KvLayer> kv,
                  const RopeTable& rope) const;
-  // Logits [rows, V_d] of such rows.
-  Tensor predicted_head(Ops& ops, const TextModel& target, Tensor rows) const;
+  // What the output matrix is multiplied with, of such rows.
+  Tensor norm(Ops& ops, Tensor rows) const { return ops.rms_norm(rows, output_norm_, hp_.rms_epsilon); }
 
  private:
   static constexpr RopeLayout kLayout = RopeLayout::interleaved;

@@ -1,7 +1,6 @@
 // What the engine knows of a model: its hyperparameters, its memory needs and one forward pass.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -21,9 +20,10 @@ class Eagle3;
 // stands for the output: its input are the states after the output norm.
 struct LayerInputs {
   std::span<const int32_t> layers;
-  Tensor values;  // [rows, layers * hidden], the layers side by side
+  int32_t rank;   // that wants them
+  Tensor values;  // there: [rows, layers * hidden], the layers side by side; on other ranks none
 
-  bool has(int32_t layer) const { return std::find(layers.begin(), layers.end(), layer) != layers.end(); }
+  bool wants(int32_t layer) const;
   void take(Ops& ops, int32_t layer, Tensor x) const;
 };
 
@@ -87,9 +87,10 @@ class TextModel {
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
-  // The drafter of whole blocks that came with the model (model/drafted_model.h); nullptr: none.
+  // The drafter of whole blocks that came with the model (model/drafted_model.h), the same on all ranks; nullptr: none.
   virtual const DFlash* block_drafter() const { return nullptr; }
-  // Its states of blocks of rows, and the logits of such states. Only with a drafter.
+  // Whether its weights are on this rank: then its states of blocks of rows, and the logits of such states.
+  virtual bool has_block_drafter() const { return false; }
   virtual Tensor block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
     (void)ops, (void)rows, (void)block_rows, (void)state;
     return {};
@@ -118,10 +119,12 @@ class TextModel {
   virtual bool can_predict() const { return false; }
   // kv index of the first token that predict() sees.
   virtual int32_t first_predicted() const { return 0; }
-  // The drafter of single tokens that came with the model, which predict() then is; nullptr: none.
+  // The drafter of single tokens that came with the model, which predict() then is, the same on all ranks; nullptr: none.
   virtual const Eagle3* token_drafter() const { return nullptr; }
-  // Logits [rows, vocabulary()] of what predict() returned.
+  // This rank's part of the logits [rows, predicted_width()] of what predict() returned: of vocabulary(), where the width is
+  // that of the vocabulary.
   virtual Tensor predicted_head(Ops& ops, Tensor hidden) const { return head(ops, hidden); }
+  virtual int32_t predicted_width() const { return hyperparameters().vocab; }
   // Whether there is one residual stream, to which directions can be added.
   virtual bool has_residual_stream() const { return true; }
   // Rows of the output matrix that this rank has.

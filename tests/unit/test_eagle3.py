@@ -301,6 +301,30 @@ def test_low_confidence_ends_a_draft(target: Path, streams: list[Array], tmp_pat
         assert len(draft.tokens) == next((i for i in range(5) if sure[i] < p_min), 5)
 
 
+@pytest.mark.parametrize("own", [{}, {"own_head": True}, {"draft_to_target": FEWER}], ids=str)
+@pytest.mark.parametrize("split_mode", ["layer", "tensor"])
+def test_beside_a_model_on_several_devices_drafts_are_those_beside_one(
+    tmp_path: Path, split_mode: str, own: dict[str, Any]
+) -> None:
+    target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4)
+    drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=(1, 4, 2), **own)
+    one = open_engine(target, drafter)
+    placement: dict[str, Any] = {"devices": ["CPU0", "CPU1"], "split_mode": split_mode}
+    settings: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
+    several, plain = (Engine(Model(target, drafter=file, **placement), **settings) for file in (drafter, None))
+    for engine in (one, several):
+        append(engine, TEXT[:80])
+    found, expected = drawn(several, 9), drawn(one, 9)
+    assert found.tokens == expected.tokens
+    for shares, others in zip(found.proposals, expected.proposals, strict=True):
+        assert [token for token, _ in shares] == [token for token, _ in others]
+        np.testing.assert_allclose([share for _, share in shares], [share for _, share in others], atol=1e-3)
+    several.clear(0)
+    texts, rounds = drafted(several, "draft-eagle3", {0: TEXT[:50]}, 24, most=4, temperature=0.0)
+    assert {len(each.draft) for each in rounds} == {4}
+    assert texts[0] == undrafted(plain, TEXT[:50], 24, temperature=0.0)
+
+
 def test_llama_drafts_with_the_type_that_the_file_says(target: Path, tmp_path: Path) -> None:
     drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
     inferred = SpeculationOptions(draft_model=str(drafter), infers_type=True).resolved()
@@ -338,8 +362,6 @@ def test_wrong_uses_are_said(target: Path, tmp_path: Path) -> None:
     drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
     with pytest.raises(ModelError, match="drafter"):
         Model(drafter)
-    with pytest.raises(InvalidArgument, match="on one device"):
-        Model(target, drafter=drafter, devices=["CPU0", "CPU1"], split_mode="tensor")
     engine = open_engine(target, drafter)
     for kind, message in (
         ("draft-mtp", "needs a model with a block"),

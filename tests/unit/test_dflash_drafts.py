@@ -238,7 +238,7 @@ def test_a_context_beside_several_devices_is_shifted_with_the_drafters_keys(tmp_
         engine.step([Work(0, random_prompt(6, 80))])
         engine.shift(0, 10, 30)
         found.append(engine.draft_blocks([(0, 9)], 7)[0])
-    for tokens, scores in found[1:]:
+    for tokens, scores, _ in found[1:]:
         np.testing.assert_array_equal(found[0][0], tokens)
         np.testing.assert_allclose(found[0][1], scores, atol=2e-3)
 
@@ -256,7 +256,9 @@ def test_the_drafter_lies_where_the_output_matrix_is(tmp_path: Path) -> None:
         more = [with_it - without for with_it, without in zip(drafted.rank_bytes, plain.rank_bytes, strict=True)]
         assert [n > 0 for n in more] == [rank == home for rank in range(len(plain.devices))]
         for model, file in ((plain, None), (drafted, drafter)):
-            for need, matrices in zip(MemoryNeeds(target, drafter=file).of(n_ctx=512, **split), model.rank_bytes):
+            for need, matrices in zip(
+                MemoryNeeds(target, drafter=file).of(n_ctx=512, **split), model.rank_bytes, strict=True
+            ):
                 assert matrices <= need.weights <= 1.1 * matrices + 20_000
 
 

@@ -94,7 +94,7 @@ def test_layers_that_are_not_named_are_the_usual_ones(tmp_path: Path) -> None:
     keys = own_keys(convert(tmp_path, checkpoint, num_hidden_layers=32))
     assert keys["eagle3.target_layers"] == [2, 16, 29]
     assert keys["eagle3.target_hidden_size"] == 64
-    section = unnamed | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 32]}}
+    section = unnamed | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 31], "use_aux_hidden_state": True}}
     checkpoint = write_eagle3_checkpoint(tmp_path / "checkpoint", drafter, config=section)
     assert own_keys(convert(tmp_path, checkpoint, num_hidden_layers=32))["eagle3.target_layers"] == [1, 2, 32]
 

@@ -20,6 +20,8 @@ from .llama import Llama
 from .own_head import own_head
 
 _TAPS = 3
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+"""Beside the other keys they are layers by their inputs, in `eagle_config` by their outputs; none: the usual ones."""
 
 
 class Eagle3(Llama):
@@ -34,13 +36,13 @@ class Eagle3(Llama):
         settings.require("num_hidden_layers", 1, None)
         for key in ("attention_bias", "mlp_bias", "fc_norm", "norm_output"):
             settings.require(key, False, False)
+        section = settings.section("eagle_config")
         self.norms_stream = settings.flag("norm_before_residual", False)
-        self.norms_input = settings.flag("norm_before_fc", False)
+        self.norms_input = settings.flag("norm_before_fc", section.flag("norm_before_fc", False))
         self.target_hidden = settings.count("target_hidden_size", 0)  # 0: the target says
-        named = settings.section("eagle_config") if settings.get("eagle_config") is not None else settings
-        self.target_layers = named.integers("eagle_aux_hidden_state_layer_ids", [])  # none: the usual ones
+        self.target_layers = settings.integers(_LAYERS, [layer + 1 for layer in section.integers(_LAYERS, [])])
         if len(self.target_layers) not in (0, _TAPS):
-            raise settings.fault("eagle_aux_hidden_state_layer_ids", self.target_layers, "three layers of the target")
+            raise settings.fault(_LAYERS, self.target_layers, "three layers of the target")
 
     def settle_target(self, target: DenseFamily | None) -> None:
         if target is None:
@@ -58,7 +60,7 @@ class Eagle3(Llama):
         self.target_layers = self.target_layers or [2, target.layers // 2, target.layers - 3]
         if min(self.target_layers) < 0 or max(self.target_layers) > target.layers:
             expected = f"layers of the target, which has {target.layers}"
-            raise self.config.fault("eagle_aux_hidden_state_layer_ids", self.target_layers, expected)
+            raise self.config.fault(_LAYERS, self.target_layers, expected)
 
     def key_values(self) -> list[KeyValue]:
         return [

@@ -42,7 +42,7 @@ from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 UNITS = (
     "rows", "rows_panel", "row_moves", "all_reduce", "streams", "block_conv", "panel", "repack", "kv_append",
-    "block_index", "sparse_attention", "delta_net", "causal_conv", "routing", "linear_f32",
+    "block_index", "sparse_attention", "delta_net", "delta_net_chunked", "causal_conv", "routing", "linear_f32",
     "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
     "attention_decode_64", "attention_prompt_64", "attention_decode_64_counted", "attention_prompt_64_counted",
 )  # fmt: skip

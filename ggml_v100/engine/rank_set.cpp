@@ -198,7 +198,9 @@ void RankSet::on_each(const std::function<void(const Rank&)>& work) {
 }
 
 Tensor RankSet::logits() {
-  const auto vocab = static_cast<size_t>(model_->text().hyperparameters().vocab);
+  const TextModel& text = model_->text();
+  const auto vocab =
+      static_cast<size_t>(passes_[0].is_prediction ? text.predicted_width() : text.hyperparameters().vocab);
   const auto rows = static_cast<size_t>(passes_[0].hidden.rows);
   if (size() == 1) return ops().on_host(head(0));
   logits_.resize(std::max(logits_.size(), rows * vocab));

@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
       }
       if (mode == "match") proposals.clear();
       v100::Verification verification(sampler, draft, proposals, {});
-      while (!verification.is_decided()) text.push_back(verification.next(random_row(1, text)));
+      while (!verification.is_decided()) text.push_back(verification.next(std::span(random_row(1, text))));
     }
     ++counts[static_cast<size_t>((text[0] * V + text[1]) * V + text[2])];
   }
@@ -154,7 +154,7 @@ int main(int argc, char** argv) {
         for (const int32_t token : {a, b, c}) {
           double p = 0.0;
           if (probability > 0.0 && sampler_case != "xtc")
-            for (const auto& candidate : exact.distribution(random_row(1, prefix)))
+            for (const auto& candidate : exact.distribution(std::span(random_row(1, prefix))))
               if (candidate.token == token) p = static_cast<double>(candidate.value);
           probability *= p;
           exact.accept({&token, 1});

@@ -113,6 +113,19 @@ def test_shares_of_candidates_are_those_of_the_formulas(
     assert distance(draft, expected_logits(target, drafter, streams, n, draft)) < 1e-3
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_smaller_caches_change_little(tmp_path: Path, kind: str) -> None:
+    target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4, n_head=2, n_head_kv=1)
+    drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
+    found = []
+    for cache in ("f32", kind):
+        engine = open_engine(target, drafter, type_k=cache, type_v=cache)
+        append(engine, TEXT[:200])
+        found.append(dict(drawn(engine, TEXT[200], n_draft=1).proposals[0]))
+    most = max(abs(found[1].get(token, 0.0) - share) for token, share in found[0].items())
+    assert most < {"f16": 2e-3, "q8_0": 0.03}[kind]
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "another layer": {"eagle3.target_layers": [1, 3, 0]},
     "another order of layers": {"eagle3.target_layers": [3, 1, 2]},

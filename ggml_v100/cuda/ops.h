@@ -67,6 +67,8 @@ class CudaOps final : public Ops {
                          const KvLayer& layer) override;
   KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override;
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override;
+  Tensor gated_attention(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads,
+                         float scale) override;
   void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
                     const KvLayer& index) override;
   BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override;
@@ -211,8 +213,14 @@ class CudaOps final : public Ops {
 
   // --- attention ---
   void append_rows(Tensor k, Tensor v, const RowTables& tables, const KvCache& cache);  // k without data: only v
+  Tensor attend(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads, float scale);
+  // Where what is attended to goes: y times its gate, if it has one, and its panel, if one is to be left.
+  struct Attended {
+    Tensor y, gate;
+    std::optional<PanelOutput> out;
+  };
   void attend_decode(Tensor q, const Rows& rows, RowRange part, const RowTables& tables, const KvCache& cache,
-                     int32_t heads, float scale, Tensor y);
+                     int32_t heads, float scale, const Attended& to);
   void attend_prompt(Tensor q, const Rows& rows, RowRange part, const RowTables& tables, const KvCache& cache,
                      int32_t heads, float scale, Tensor y);
   // Of the tables' first rows, as if only the rows of `part` were there.
@@ -232,6 +240,7 @@ class CudaOps final : public Ops {
     std::vector<std::shared_ptr<std::byte>> memory;
   };
   const std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();  // memory that nobody owns any more
+  DeviceMemory row_counters_;  // [kMostStreamedRows], zeros between launches
   PinnedMemory host_;
   struct KnownTables {
     std::vector<int32_t> contents;

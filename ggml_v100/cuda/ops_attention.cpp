@@ -158,7 +158,7 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     sums.partitions = partitions;
     sums.gates = to.gate.features;
     const int32_t panel_rows = to.out && is_last ? 8 * to.out->tiles - first : piece.size();  // those behind the last, too
-    launch(unit, "attention_combine", {static_cast<uint32_t>(heads), static_cast<uint32_t>(panel_rows)}, kThreads,
+    launch(unit, "attention_combine", rows_grid(heads * combine_slices(head_dim), panel_rows), kThreads,
            sums);
     arena_.release(mark);
   }

@@ -17,7 +17,7 @@ import numpy as np
 from cuda_linear import check_written, copy, copy_bandwidth, open_device
 
 from support.cuda_device import Array, Device
-from support.cuda_kv import PAGE_GAP, PAGE_TOKENS, THREADS, TYPES, Cache, partition_of, shared_bytes
+from support.cuda_kv import PAGE_GAP, PAGE_TOKENS, THREADS, TYPES, Cache, combine, partition_of, shared_bytes
 
 LAYERS_BYTES = 1 << 31  # of pages, all different addresses
 MOST_LAYERS = 64
@@ -81,9 +81,10 @@ class Decode:
             (self.shape.kv_heads * self.row_blocks, self.partitions, 1), THREADS, "AttentionParams",
             shared_bytes(self.shape.head_dim, self.block_rows), **fields,
         )  # fmt: skip
-        self.device.kernel(unit, "attention_combine")(
-            (self.shape.heads, self.rows), THREADS, "AttentionParams", **fields
-        )
+        combine(
+            self.device, self.shape.head_dim, self.rows, rows=self.rows, heads=self.shape.heads,
+            partitions=self.partitions, **{name: self.arrays[name] for name in ("visible", "y", "part_y", "part_weight")},
+        )  # fmt: skip
 
 
 def time_layers(device: Device, decode: Decode, caches: list[Cache], repeats: int) -> float:

@@ -180,7 +180,8 @@ def partition_of(index: int) -> int:
 
 def shared_bytes(head_dim: int, rows: int) -> int:
     blocks = feature_blocks(head_dim)
-    return rows * (64 * blocks + 600) + (TILES // blocks - 1) * blocks * 1024 + 16
+    pairs = -(-blocks // 2)
+    return rows * (64 * blocks + 576) + (4 // pairs - 1) * pairs * 2048 + 16
 
 
 class Rows(NamedTuple):
@@ -222,5 +223,13 @@ def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_
     device.kernel(unit + suffix, f"attention_decode_{block_rows}{suffix}")(
         (cache.kv_heads * row_blocks, partitions, sequences), THREADS, "AttentionParams", dynamic, **fields, **parts
     )
-    device.kernel(unit, "attention_combine")((heads, n), THREADS, "AttentionParams", **fields, **parts)
+    combine(device, head_dim, n, visible=fields["visible"], y=y, rows=n, heads=heads, partitions=partitions, **parts)
     return y.get()
+
+
+def combine(device: Device, head_dim: int, grid_rows: int, heads: int, **fields: Any) -> None:
+    """Merges the partitions of decode attention. grid_rows: those of the panel, if one is made, else the rows."""
+    grid = (heads * (head_dim // 64 if head_dim % 64 == 0 else 1), grid_rows)
+    device.kernel(f"attention_decode_{head_dim}", "attention_combine")(
+        grid, THREADS, "AttentionCombineParams", heads=heads, **fields
+    )

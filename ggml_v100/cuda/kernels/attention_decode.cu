@@ -1,8 +1,8 @@
 // Decode and verify attention: the few new rows of each sequence over all it has, split over its keys.
 //
 // Shapes    AttentionParams. attention_decode: grid (kv_heads * row_blocks, partitions, sequences); a block has up to 8, 16, 32,
-//           48 or 64 rows (attention.cuh) of a kv head and one partition (attention_shape.h). attention_combine: grid (heads, rows),
-//           with a panel (heads, 8 * tiles): the last block of a row, when all heads are there, makes it.
+//           48 or 64 rows (attention.cuh) of a kv head and one partition (attention_shape.h). attention_combine: grid
+//           (heads * combine_slices, rows), with a panel (.., 8 * tiles): the last block of a row makes it.
 //           HEAD_DIM is a macro of the unit. COUNTED, another, is for caches with q4_1, q5_0 or q5_1, whose code costs registers
 //           and is rarely wanted: units of their own, with fewer kernels.
 // Bound     DRAM: keys and values once per 64 rows. A page of q8_0 keys and values of 256 features is 139 KB, 12.4 us of an SM's
@@ -15,9 +15,9 @@
 // Budget    attention_decode_64_counted  256 threads, <= 255 registers, <= 64 B stack
 // Budget    *                    256 threads, <= 255 registers
 // Numerics  attention.cuh per partition, pages in order. Partitions are brought to the largest score of all; every
-//           kAttentionThreads / (HEAD_DIM / 4)-th, from the first that the row sees, is added in order, then these sums in order.
+//           kGroups-th, from the first that the row sees, is added in order, then these sums in order.
 //           Gate and panel: the bits of apply_gate_panel.
-#include "attention.cuh"
+#include "attention_pages.cuh"
 #include "panel.cuh"
 
 #ifndef COUNTED
@@ -44,15 +44,22 @@ __device__ __forceinline__ void decode(const AttentionParams& p) {
   };
   const int m = static_cast<int>(threadIdx.x), lane = lane_id();
   if (m < b.rows) reinterpret_cast<float2*>(p.part_weight)[place(m)] = {block.largest, block.sum};
-  if (Block::part() != 0) return;
+  if (!Block::has_sums()) return;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t)
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-      const int row = t * kTileRows + row_of_c(lane, i);
-      const int feature = Block::feature_block() * kTileColumns + column_of_c(lane, i);
-      if (row < b.rows && feature < HEAD_DIM)
-        *reinterpret_cast<float2*>(p.part_y + place(row) * HEAD_DIM + feature) = {block.y[t][i], block.y[t][i + 1]};
+    for (int half = 0; half < 2; ++half) {
+      const int row = t * kTileRows + row_of_c(lane, 2 * half);
+      if (row >= b.rows) continue;
+      float* to = p.part_y + place(row) * HEAD_DIM;
+#pragma unroll
+      for (int j = 0; j < kBeside; ++j)
+#pragma unroll
+        for (int i = 2 * half; i < 8; i += 4) {
+          const int feature = Block::feature_block(j) * kTileColumns + column_of_c(lane, i);
+          if (feature < HEAD_DIM)
+            *reinterpret_cast<float2*>(to + feature) = {block.y[t][j][i], block.y[t][j][i + 1]};
+        }
     }
 }
 
@@ -69,9 +76,11 @@ V100_DECODE(attention_decode_32, 4, 1)
 V100_DECODE(attention_decode_48, 6, 1)
 V100_DECODE(attention_decode_64, 8, 1)
 
-// Sums of a head's partitions [begin, end): groups of threads have every kGroups-th of them, four features each.
+// Sums of a head's partitions [begin, end), a slice of its features: groups of threads have every kGroups-th partition, a
+// thread four features.
 struct Combined {
-  static constexpr int kLanes = HEAD_DIM / 4, kGroups = kAttentionThreads / kLanes;
+  static constexpr int kSlices = combine_slices(HEAD_DIM), kFeatures = HEAD_DIM / kSlices;
+  static constexpr int kLanes = kFeatures / 4, kGroups = kAttentionThreads / kLanes;
 
   struct Shared {
     float factor[kAttentionThreads];
@@ -107,7 +116,7 @@ struct Combined {
       if (group() < kGroups) {
 #pragma unroll 8
         for (int i = group(); i < count; i += kGroups)
-          add(sums[static_cast<int64_t>(first + i) * kLanes + lane()], shared.factor[i]);
+          add(sums[static_cast<int64_t>(first + i) * (HEAD_DIM / 4) + lane()], shared.factor[i]);
       }
     }
     if (group() < kGroups) shared.sums[group()][lane()] = y;
@@ -141,7 +150,8 @@ __device__ __forceinline__ bool comes_last(uint32_t* counter, uint32_t blocks) {
 
 extern "C" __global__ void __launch_bounds__(kAttentionThreads) attention_combine(AttentionCombineParams p) {
   __shared__ Combined::Shared shared;
-  const int row = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x), features = p.heads * HEAD_DIM;
+  const int row = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x) / Combined::kSlices;
+  const int features = p.heads * HEAD_DIM, slice = static_cast<int>(blockIdx.x) % Combined::kSlices;
   float* y = p.y + static_cast<int64_t>(row) * features;
   if (row < p.rows) {
     const int64_t item = static_cast<int64_t>(row) * p.heads + head;
@@ -149,20 +159,21 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads) attention_combin
     const bool sees = view.x < view.y;
     const int begin = sees ? partition_of(view.x) : 0, end = sees ? partition_of(view.y - 1) + 1 : 0;
     const Combined found(reinterpret_cast<const float2*>(p.part_weight) + item * p.partitions,
-                         reinterpret_cast<const float4*>(p.part_y) + item * p.partitions * Combined::kLanes, begin, end,
-                         shared);
+                         reinterpret_cast<const float4*>(p.part_y + item * p.partitions * HEAD_DIM) +
+                             slice * Combined::kLanes,
+                         begin, end, shared);
     const auto result = [&](float sum, int feature) {
       const float value = sees ? sum / found.weight : 0.0f;
       if (p.gate == nullptr) return value;
       return value * sigmoid_f32(p.gate[static_cast<int64_t>(row) * p.gates + feature / (features / p.gates)]);
     };
     if (Combined::group() == 0) {
-      const int feature = head * HEAD_DIM + 4 * Combined::lane();
+      const int feature = head * HEAD_DIM + slice * Combined::kFeatures + 4 * Combined::lane();
       *reinterpret_cast<float4*>(y + feature) = {result(found.y.x, feature), result(found.y.y, feature + 1),
                                                  result(found.y.z, feature + 2), result(found.y.w, feature + 3)};
     }
-    if (p.out.panel == nullptr || !comes_last(p.arrived + row, static_cast<uint32_t>(p.heads))) return;
-  } else if (head > 0) {
+    if (p.out.panel == nullptr || !comes_last(p.arrived + row, gridDim.x)) return;
+  } else if (blockIdx.x > 0) {
     return;
   }
   panel_row(row < p.rows ? y : nullptr, features, p.out.tiles, row, p.out.panel, p.out.row_scale + row);

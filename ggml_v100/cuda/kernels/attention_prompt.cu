@@ -10,7 +10,7 @@
 // Numerics  attention.cuh, all pages in order.
 // Rejected  scores of 32 tokens at a time through shared memory, features in slices: every key and value is then stored to and
 //           loaded from shared memory, which is the limit already.
-#include "attention.cuh"
+#include "attention_pages.cuh"
 
 #ifndef COUNTED
 #define COUNTED 0
@@ -30,23 +30,28 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads, 1) attention_pro
   block.run(p, b, 0, 0x7fffffff, shared);
 
   __syncthreads();  // rescaling is used before its place takes the sums
-  if (static_cast<int>(threadIdx.x) < Block::kRows) shared.rescale[threadIdx.x] = block.sum;
+  if (static_cast<int>(threadIdx.x) < Block::kRows) shared.rescale[0][threadIdx.x] = block.sum;
   __syncthreads();  // the sums written above are read below
-  if (Block::part() != 0) return;
+  if (!Block::has_sums()) return;
   const int lane = lane_id();
 #pragma unroll
   for (int t = 0; t < 8; ++t)
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-      const int row = t * kTileRows + row_of_c(lane, i);
-      const int feature = Block::feature_block() * kTileColumns + column_of_c(lane, i);
-      if (row >= b.rows || feature >= HEAD_DIM) continue;
+    for (int half = 0; half < 2; ++half) {
+      const int row = t * kTileRows + row_of_c(lane, 2 * half);
+      if (row >= b.rows) continue;
       const int2 view = shared.visible[row];
-      const float sum = shared.rescale[row];
-      float2 y = {0.0f, 0.0f};
-      if (view.x < view.y) y = {block.y[t][i] / sum, block.y[t][i + 1] / sum};
-      float* to = p.y + (static_cast<int64_t>(b.query_row(row)) * p.heads + b.head(row)) * HEAD_DIM + feature;
-      *reinterpret_cast<float2*>(to) = y;
+      const float sum = shared.rescale[0][row];
+      float* to = p.y + (static_cast<int64_t>(b.query_row(row)) * p.heads + b.head(row)) * HEAD_DIM;
+#pragma unroll
+      for (int j = 0; j < kBeside; ++j)
+#pragma unroll
+        for (int i = 2 * half; i < 8; i += 4) {
+          const int feature = Block::feature_block(j) * kTileColumns + column_of_c(lane, i);
+          float2 y = {0.0f, 0.0f};
+          if (view.x < view.y) y = {block.y[t][j][i] / sum, block.y[t][j][i + 1] / sum};
+          if (feature < HEAD_DIM) *reinterpret_cast<float2*>(to + feature) = y;
+        }
     }
 }
 

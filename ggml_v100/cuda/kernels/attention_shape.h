@@ -19,8 +19,11 @@ constexpr int32_t partition_of(int32_t index) {
 
 // Dynamic shared memory of an attention kernel whose blocks have `rows` rows.
 constexpr int32_t attention_shared_bytes(int32_t head_dim, int32_t rows) {
-  const int32_t blocks = kv_feature_blocks(head_dim), parts = kPageTiles / blocks;
-  return rows * (64 * blocks + 600) + (parts - 1) * blocks * 1024 + 16;
+  const int32_t blocks = kv_feature_blocks(head_dim), pairs = (blocks + 1) / 2, parts = 4 / pairs;
+  return rows * (64 * blocks + 576) + (parts - 1) * pairs * 2048 + 16;
 }
+
+// Blocks of attention_combine for a head of a row: the sums of a long sequence are more than one block can ask for at once.
+constexpr int32_t combine_slices(int32_t head_dim) { return head_dim % 64 == 0 ? head_dim / 64 : 1; }
 
 }  // namespace v100::cuda

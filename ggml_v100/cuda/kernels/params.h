@@ -420,7 +420,7 @@ struct AttentionParams {
 };
 
 // Merges what decode left of each partition; then, if they are there, the gate of ApplyGateParams and the panel of the row.
-// Grid (heads, rows), with a panel (heads, 8 * tiles), 256 threads.
+// Grid (heads * combine_slices, rows), with a panel (.., 8 * tiles), 256 threads.
 struct AttentionCombineParams {
   const int32_t* visible;    // [rows, 2], as AttentionParams
   const float* part_y;       // [rows, heads, partitions, head_dim]

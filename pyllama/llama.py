@@ -286,7 +286,7 @@ class Llama:
             verbose=verbose,
         )
         if speculation is not None:
-            speculation = speculation.beside(placed.arguments["devices"])
+            speculation = speculation.placed(placed.draft)
         with explained(placed):
             model = _engine.Model(self.model_path, n_threads=engine_options["n_threads"], **weights, **placed.arguments)
         with contextlib.ExitStack() as on_error, explained(placed):
@@ -515,6 +515,7 @@ class Llama:
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
         grammar: object | None = None,
         idx: int | None = None,
+        logit_bias: Mapping[int | str, float] | None = None,
         **more: Unpack[MoreSampling],
     ) -> int:
         """Draw the token that follows the sequence (or token `idx` of it), without appending it.
@@ -537,6 +538,7 @@ class Llama:
             repeat_penalty,
             frequency_penalty,
             presence_penalty,
+            logit_bias,
             typical_p=typical_p,
             mirostat=mirostat_mode,
             mirostat_tau=mirostat_tau,
@@ -567,6 +569,7 @@ class Llama:
         logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
         stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
         grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[int | str, float] | None = None,
         **more: Unpack[MoreSampling],
     ) -> LockedStream[int]:
         """Iterator of drawn tokens, end-of-generation tokens too. `stopping_criteria` end it; else `ContextFull`.
@@ -588,6 +591,7 @@ class Llama:
             repeat_penalty,
             frequency_penalty,
             presence_penalty,
+            logit_bias,
             typical_p=typical_p,
             mirostat=mirostat_mode,
             mirostat_tau=mirostat_tau,
@@ -617,7 +621,7 @@ class Llama:
         repeat_penalty: float,
         frequency_penalty: float,
         presence_penalty: float,
-        logit_bias: tuple[tuple[int, float], ...] = (),
+        logit_bias: Mapping[int | str, float] | None = None,
         **more: Any,
     ) -> SamplingOptions:
         banned = tuple((token, -math.inf) for token in sorted(self._tokenizer.suppress_ids))
@@ -630,7 +634,7 @@ class Llama:
             repeat_penalty=repeat_penalty,
             frequency_penalty=frequency_penalty,
             presence_penalty=presence_penalty,
-            logit_bias=logit_bias + banned,
+            logit_bias=read_logit_bias(logit_bias) + banned,
             **more,
         )
 
@@ -730,7 +734,7 @@ class Llama:
             repeat_penalty,
             frequency_penalty,
             presence_penalty,
-            read_logit_bias(logit_bias),
+            logit_bias,
             typical_p=typical_p,
             mirostat=mirostat_mode,
             mirostat_tau=mirostat_tau,
@@ -829,7 +833,7 @@ class Llama:
             repeat_penalty,
             frequency_penalty,
             presence_penalty,
-            read_logit_bias(logit_bias),
+            logit_bias,
             typical_p=typical_p,
             mirostat=mirostat_mode,
             mirostat_tau=mirostat_tau,

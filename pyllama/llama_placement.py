@@ -69,7 +69,8 @@ def find_place(
         open_needs=open_needs,
         **weights,
     )
-    for warning in placed.warnings:
+    warnings = speculation.placement_warnings(placed.arguments["devices"]) if speculation is not None else ()
+    for warning in (*placed.warnings, *warnings):
         logger.warning("%s", warning)
     if verbose:
         for line in (*placed.lines, *load_lines(placed)):

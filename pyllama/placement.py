@@ -12,6 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pyllama.devices import HOST, Machine, is_host, this_machine
+from pyllama.draft_placement import (
+    DraftNeeds,
+    DraftToPlace,
+    PlacedDraft,
+    arguments_beside,
+    layers_on_gpus,
+    looks_for_gpus,
+)
 from pyllama.errors import InvalidArgument, OutOfMemory
 
 MEBIBYTE = 1 << 20
@@ -80,7 +88,8 @@ class Needs(Protocol):
 class Placed:
     """`arguments`: of `pyllama._engine.Model`. `needs`: of each rank. `lines`, `warnings`: for the log.
 
-    n_gpu_layers: of n_layer + 1, those on devices that are no CPU. advice: what to do when memory runs out.
+    n_gpu_layers: of n_layer + 1, those on devices that are no CPU. advice: what to do when memory runs out. draft: the
+    draft model beside it.
     """
 
     arguments: dict[str, Any]
@@ -91,6 +100,7 @@ class Placed:
     lines: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     advice: str = ""
+    draft: PlacedDraft | None = None
 
 
 @contextmanager
@@ -130,13 +140,14 @@ def place(
     n_ctx: int,
     may_shrink: bool,
     granule: int = PAGE_TOKENS,
+    draft: DraftNeeds | None = None,
 ) -> Placed:
     """n_ctx: tokens of the context, 0 for the training length. may_shrink: it may be made smaller to fit, to a multiple
-    of `granule`.
+    of `granule`. draft: of a draft model beside it.
 
     Raises `InvalidArgument` for what cannot be, and what `needs.of` raises.
     """
-    return _Planner(request, needs, machine, n_ctx or needs.n_ctx_train, may_shrink, granule).plan()
+    return _Planner(request, needs, machine, n_ctx or needs.n_ctx_train, may_shrink, granule, draft).plan()
 
 
 def chosen(request: PlacementRequest, machine: Machine) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -168,31 +179,19 @@ def place_model(
         from pyllama._engine import MemoryNeeds
 
         open_needs = MemoryNeeds
-    machine = this_machine(with_gpus=request.looks_for_gpus)
-    if model.get("drafter") and request.devices is None and request.split_mode == "layer":
-        request = replace(request, split_mode="none")  # a DFlash drafter works beside a model on one device
-    draft_memory = open_needs(draft.path) if draft is not None else None
-    needs = _FileNeeds(open_needs(path, **model), dict(sizes), draft, draft_memory)
-    return place(request, needs, machine, n_ctx=n_ctx, may_shrink=may_shrink, granule=granule)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftToPlace:
-    """A draft model beside the model: on the devices that `placement` names, else on the first GPU of the model."""
-
-    path: str
-    placement: Mapping[str, Any]
-    sizes: Mapping[str, Any]
+    wants_gpus = request.looks_for_gpus or (draft is not None and looks_for_gpus(draft.placement))
+    machine = this_machine(with_gpus=wants_gpus)
+    beside = DraftNeeds(draft, open_needs(draft.path)) if draft is not None else None
+    needs = _FileNeeds(open_needs(path, **model), dict(sizes))
+    return place(request, needs, machine, n_ctx=n_ctx, may_shrink=may_shrink, granule=granule, draft=beside)
 
 
 @dataclass(frozen=True, slots=True)
 class _FileNeeds:
-    """`Needs` of a file, and of the draft model beside it, for engines of these sizes."""
+    """`Needs` of a file, for engines of these sizes."""
 
     memory: Any
     sizes: dict[str, Any]
-    draft: DraftToPlace | None = None
-    draft_memory: Any = None
 
     @property
     def n_layer(self) -> int:
@@ -208,22 +207,27 @@ class _FileNeeds:
 
     def of(self, *, n_ctx: int, **placement: Any) -> Sequence[RankNeeds]:
         needs: Sequence[RankNeeds] = self.memory.of(n_ctx=n_ctx, **self.sizes, **placement)
-        if self.draft is None:
-            return needs
-        gpus = [need.device for need in needs if not is_host(need.device)]
-        own = {"devices": gpus[:1], **self.draft.placement}
-        return _together(needs, self.draft_memory.of(n_ctx=n_ctx, **self.draft.sizes, **own))
+        return needs
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """`RankNeeds` of two models on one device."""
+
+    device: str
+    weights: int
+    kv: int
+    states: int
+    compute: int
 
 
 def _together(needs: Sequence[RankNeeds], more: Sequence[RankNeeds]) -> Sequence[RankNeeds]:
     """By device."""
-    from pyllama._engine import RankNeeds
-
     found = {need.device: need for need in needs}
     for need in more:
-        before = found.get(need.device, RankNeeds(need.device, 0, 0, 0, 0))
+        before = found.get(need.device, _Sum(need.device, 0, 0, 0, 0))
         sums = (before.weights + need.weights, before.kv + need.kv, before.states + need.states)
-        found[need.device] = RankNeeds(need.device, *sums, before.compute + need.compute)
+        found[need.device] = _Sum(need.device, *sums, before.compute + need.compute)
     return tuple(found.values())
 
 
@@ -242,11 +246,13 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What the planner varies. n_layers: on the devices, None for all; n_cpu_experts: of the first layers."""
+    """What the planner varies. n_layers: on the devices, None for all; n_cpu_experts: of the first layers; draft: where
+    the draft model lies, as arguments of `pyllama._engine.Model`."""
 
     n_ctx: int
     n_layers: int | None
     n_cpu_experts: int = 0
+    draft: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -257,6 +263,7 @@ class _Planner:
     n_ctx: int
     may_shrink: bool
     granule: int = PAGE_TOKENS
+    draft: DraftNeeds | None = None
     devices: tuple[str, ...] = ()
     lines: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -264,20 +271,18 @@ class _Planner:
 
     def plan(self) -> Placed:
         self.choose_devices()
-        choice = self.asked()
-        if self.request.fit:
-            choice = self._fitted(choice)
-        found = tuple(self._measure(choice))
-        advice = self._warn_of_shortage(choice, found)
+        choice = self._choice()
+        advice = self._warn_of_shortage(choice)
         return Placed(
             arguments=self.arguments(choice),
             n_ctx=choice.n_ctx,
             n_layer=self.needs.n_layer,
             n_gpu_layers=self._n_on_gpus(choice),
-            needs=found,
+            needs=tuple(self.needs.of(n_ctx=choice.n_ctx, **self.arguments(choice))),
             lines=tuple(self.lines),
             warnings=tuple(self.warnings),
             advice=advice,
+            draft=self._placed_draft(choice),
         )
 
     # ---- what is asked
@@ -313,7 +318,16 @@ class _Planner:
 
     def asked(self) -> _Choice:
         n_layers = self.request.n_gpu_layers if self.devices else None
-        return _Choice(self.n_ctx, n_layers if isinstance(n_layers, int) else None)
+        return _Choice(self.n_ctx, n_layers if isinstance(n_layers, int) else None, draft=self._asked_draft())
+
+    def _asked_draft(self) -> Mapping[str, Any] | None:
+        if self.draft is None:
+            return None
+        asked = self.draft.draft.placement
+        arguments = arguments_beside(asked, self.devices, self.machine)
+        if looks_for_gpus(asked) and not arguments["devices"]:
+            self.warnings.append(f"no usable GPU ({self.machine.problem}): --spec-draft-ngl has no effect")
+        return arguments
 
     def arguments(self, choice: _Choice, shares: tuple[float, ...] = ()) -> dict[str, Any]:
         """shares: instead of those that are asked for."""
@@ -323,7 +337,7 @@ class _Planner:
             if len(self.devices) < 2:
                 shares = shares if request.devices else ()
             elif not shares and request.split_mode == "layer":
-                shares = self._shares_by_memory()
+                shares = self._shares_by_memory(choice)
         return {
             "devices": self.devices,
             "split_mode": request.split_mode,
@@ -333,12 +347,13 @@ class _Planner:
             "device_layers": choice.n_layers,
         }
 
-    def _shares_by_memory(self) -> tuple[float, ...]:
-        """Layers in proportion to what is free, where that is known."""
+    def _shares_by_memory(self, choice: _Choice) -> tuple[float, ...]:
+        """Layers in proportion to what is free beside a draft model, where that is known."""
         budgets = [self._budget(name) for name in self.devices]
         if any(budget is None for budget in budgets):
             return ()
-        room = [max(0, budget or 0) for budget in budgets]
+        taken = {need.device: total(need) for need in self._measure_draft(choice)}
+        room = [max(0, (budget or 0) - taken.get(name, 0)) for name, budget in zip(self.devices, budgets, strict=True)]
         room[-1] = max(0, room[-1] - self._output_bytes())
         return tuple(map(float, room)) if any(room) else ()
 
@@ -356,7 +371,22 @@ class _Planner:
     # ---- what it takes
 
     def _measure(self, choice: _Choice) -> Sequence[RankNeeds]:
-        return self.needs.of(n_ctx=choice.n_ctx, **self.arguments(choice))
+        """Of the model and the draft model."""
+        needs: Sequence[RankNeeds] = self.needs.of(n_ctx=choice.n_ctx, **self.arguments(choice))
+        return _together(needs, self._measure_draft(choice)) if self.draft is not None else needs
+
+    def _measure_draft(self, choice: _Choice) -> Sequence[RankNeeds]:
+        if self.draft is None or choice.draft is None:
+            return ()
+        return self.draft.of(n_ctx=choice.n_ctx, **choice.draft)
+
+    def _placed_draft(self, choice: _Choice) -> PlacedDraft | None:
+        if self.draft is None or choice.draft is None:
+            return None
+        n_layer = self.draft.n_layer
+        n_on_gpus = layers_on_gpus(choice.draft, n_layer)
+        needs = tuple(self._measure_draft(choice))
+        return PlacedDraft(self.draft.draft.path, dict(choice.draft), n_layer, n_on_gpus, needs)
 
     def _budget(self, name: str) -> int | None:
         """Bytes that may be taken; None: not known. The host is shared with everything else: all of it counts."""
@@ -368,21 +398,42 @@ class _Planner:
         target = targets[min(index, len(targets) - 1)] if targets else 0
         return (device.total if is_host(name) else device.free) - target * MEBIBYTE
 
-    def _shortage(self, found: Sequence[RankNeeds]) -> int:
-        """Bytes by which the fullest device is too small; 0: all fits. The host counts where it is the only one."""
-        short = 0
-        for need in found:
-            if is_host(need.device) and len(found) > 1:
-                continue
-            budget = self._budget(need.device)
-            if budget is not None:
-                short = max(short, total(need) - budget)
-        return short
+    def _limited(self, choice: _Choice, found: Sequence[RankNeeds]) -> list[RankNeeds]:
+        """Of what is needed, that of which too little may be there. The host counts where all of the model is there."""
+        counts_host = self._n_on_gpus(choice) == 0 or len(found) == 1
+        limited = [need for need in found if counts_host or not is_host(need.device)]
+        return [need for need in limited if self._budget(need.device) is not None]
+
+    def _shortage(self, limited: Sequence[RankNeeds]) -> int:
+        """Bytes by which the fullest device is too small; 0: all fits."""
+        return max((total(need) - (self._budget(need.device) or 0) for need in limited), default=0)
 
     def _fits(self, choice: _Choice) -> bool:
-        return self._shortage(self._measure(choice)) == 0
+        return self._shortage(self._limited(choice, self._measure(choice))) <= 0
 
     # ---- what fits
+
+    def _choice(self) -> _Choice:
+        """What was asked for, made to fit. A draft model gives way to the host where there is no room beside the model
+        that it is for, or where that would leave the GPU to it.
+        """
+        asked = self.asked()
+        if not self.request.fit:
+            return asked
+        choice = self._fitted(asked)
+        if self.draft is None or asked.draft is None or self.draft.draft.placement:
+            return choice
+        gpus = [name for name in asked.draft["devices"] if not is_host(name)]
+        fits, is_on_gpus = self._fits(choice), self._n_on_gpus(choice) > 0
+        if not gpus or (fits and is_on_gpus):
+            return choice
+        said, self.lines = self.lines, []
+        other = self._fitted(replace(asked, draft={**asked.draft, "devices": ()}))
+        if not self._fits(other) or (fits and self._n_on_gpus(other) == 0):
+            self.lines = said
+            return choice
+        self.warnings.append(f"there is no room for the draft model on {gpus[0]} beside the model: it lies on the CPU")
+        return other
 
     def _fitted(self, asked: _Choice) -> _Choice:
         choice = asked
@@ -419,29 +470,28 @@ class _Planner:
         n = largest(0, layers + 1, lambda n: self._fits(replace(choice, n_layers=n)))
         return replace(choice, n_layers=n or 0)
 
-    def _warn_of_shortage(self, choice: _Choice, found: Sequence[RankNeeds]) -> str:
+    def _warn_of_shortage(self, choice: _Choice) -> str:
         """Returns what to do when memory runs out all the same."""
         more_room = "--fit-target leaves more room, -c or --gpu-layers takes less"
-        limited = [need for need in found if self._budget(need.device) is not None]
-        if len(found) > 1:
-            limited = [need for need in limited if not is_host(need.device)]
+        limited = self._limited(choice, self._measure(choice))
         if not limited:
             return more_room
-        used = sum(map(total, limited))
-        devices = [self.machine.find(need.device) for need in limited]
+        told = [need for need in limited if not is_host(need.device)] or limited
+        used = sum(map(total, told))
+        devices = [self.machine.find(need.device) for need in told]
         free = sum((device.total if is_host(device.name) else device.free) for device in devices if device is not None)
-        kind = "host" if is_host(limited[0].device) else "device"
+        kind = "host" if is_host(told[0].device) else "device"
         available = "host memory in total" if kind == "host" else "free device memory"
         self.lines.append(
             f"common_fit_params: projected to use {used // MEBIBYTE} MiB of {kind} memory vs. "
             f"{free // MEBIBYTE} MiB of {available}"
         )
-        if self._shortage(found) == 0:
+        if self._shortage(limited) <= 0:
             self.lines.append(f"common_fit_params: will leave {(free - used) // MEBIBYTE} MiB of free {kind} memory")
             return f"{used // MEBIBYTE} MiB of {kind} memory were planned; {more_room}"
         advice = self._what_would_fit(choice)
         self.warnings.append(
-            f"the model may not fit: {self._shortage(found) // MEBIBYTE} MiB too much for "
+            f"the model may not fit: {self._shortage(limited) // MEBIBYTE} MiB too much for "
             f"{self._fullest(limited)}; {advice}"
         )
         return advice

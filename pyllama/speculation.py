@@ -13,10 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pyllama.devices import is_host
+from pyllama.draft_placement import DraftToPlace, PlacedDraft, placement_without_effect
 from pyllama.errors import InvalidArgument, PyllamaError
 from pyllama.options import draft_placement
-from pyllama.placement import DraftToPlace
 
 log = logging.getLogger("pyllama")
 
@@ -37,7 +36,8 @@ class SpeculationOptions:
     n_min, n_max.
     adaptive: verify only as much as pays, in the server; `Llama` verifies every draft whole.
     synthetic_length, synthetic_rates: for benchmarks, see `synthetic_rates_of`.
-    type_k, type_v, n_threads, n_threads_batch, placement: of the draft model; see `beside`.
+    type_k, type_v, n_threads, n_threads_batch: of the draft model; placement: as arguments of `pyllama._engine.Model`,
+    of which devices, device_layers and tensor_overrides may be given; see `placed`.
     infers_type: the draft model's file says the type, see `resolved`.
     """
 
@@ -63,10 +63,18 @@ class SpeculationOptions:
     n_threads_batch: int = 0
     placement: Mapping[str, Any] = field(default_factory=dict)
 
-    def beside(self, devices: Sequence[str]) -> SpeculationOptions:
-        """The draft model on the first GPU of the model's `devices`, unless it was placed."""
-        gpus = tuple(name for name in devices if not is_host(name))
-        return self if "devices" in self.placement else replace(self, placement={**self.placement, "devices": gpus[:1]})
+    def placed(self, draft: PlacedDraft | None) -> SpeculationOptions:
+        """With the draft model where a place was found for it (`pyllama.placement.place_model`)."""
+        return self if draft is None else replace(self, placement=draft.arguments)
+
+    def placement_warnings(self, devices: Sequence[str]) -> tuple[str, ...]:
+        """About a drafter that is part of the model, which lies on `devices`, and was to lie elsewhere."""
+        if not self.is_on or not self.placement or not {"draft-mtp", "draft-dflash"}.intersection(self.types):
+            return ()
+        if "draft-simple" in self.types:  # it is what was meant
+            return ()
+        warning = placement_without_effect(self.placement, devices)
+        return (warning,) if warning else ()
 
     def draft_to_place(self, sizes: Mapping[str, Any]) -> DraftToPlace | None:
         """For `pyllama.placement.place_model`. sizes: of the engine of the model."""

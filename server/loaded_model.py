@@ -233,7 +233,7 @@ def place_settings(settings: ServerSettings, sizes: Mapping[str, Any]) -> Placed
     )
     for line in placed.lines:
         log.info("%s", line)
-    for warning in placed.warnings:
+    for warning in (*placed.warnings, *settings.speculation.placement_warnings(placed.arguments["devices"])):
         log.warning("%s", warning)
     for line in load_lines(placed):
         log.info("%s", line)
@@ -259,7 +259,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         "swa_full": settings.swa_full,
     }
     placed = place_settings(settings, sizes)
-    settings = replace(settings, speculation=settings.speculation.beside(placed.arguments["devices"]))
+    settings = replace(settings, speculation=settings.speculation.placed(placed.draft))
     with explained(placed):
         model = open_model(settings, placed)
     metadata = model.metadata
@@ -343,14 +343,15 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         )
 
     def make_speculation(engine: Any) -> SlotSpeculation | None:
-        return open_slot_speculation(
-            settings.speculation,
-            engine,
-            metadata,
-            engine_arguments=engine_arguments,
-            ends=vocabulary.eog_ids,
-            stops_at_pages=keeps_states,
-        )
+        with explained(placed):
+            return open_slot_speculation(
+                settings.speculation,
+                engine,
+                metadata,
+                engine_arguments=engine_arguments,
+                ends=vocabulary.eog_ids,
+                stops_at_pages=keeps_states,
+            )
 
     engine_loop = EngineLoop(
         engine,

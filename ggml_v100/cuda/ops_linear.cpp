@@ -64,7 +64,7 @@ CudaOps::Panel CudaOps::make_panel(Tensor x) {
   const auto padded = static_cast<size_t>(tiles * kTileRows);
   auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
   auto* row_scale = take<float>(padded);
-  launch("panel", "panel", {static_cast<uint32_t>(padded)}, kThreads,
+  launch("panel", "panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
          PanelParams{.x = x.data,
                      .panel = values,
                      .row_scale = row_scale,

@@ -21,7 +21,8 @@ struct BlockPass {
   std::vector<int32_t> anchors;
   std::vector<DraftLattice> lattices;
 
-  void allocate(const DFlash& drafter, const Hyperparameters& hp, int32_t n_ranks) {
+  // is_shared: other ranks have rows of the output matrix too.
+  void allocate(const DFlash& drafter, const Hyperparameters& hp, bool is_shared) {
     hidden_ = hp.hidden;
     has_head_ = drafter.has_head();
     width_ = !has_head_                       ? hp.vocab
@@ -29,11 +30,11 @@ struct BlockPass {
                                               : static_cast<int32_t>(drafter.draft_tokens().size());
     const auto n = ubatch.outputs.size();
     logits_.resize(n * static_cast<size_t>(width_));
-    if (n_ranks > 1 && !has_head_) states_.resize(n * static_cast<size_t>(hidden_));
+    if (is_shared && !has_head_) states_.resize(n * static_cast<size_t>(hidden_));
   }
 
   void compute_states(const Rank& rank) {
-    if (rank.text().block_drafter() == nullptr) return;
+    if (!rank.text().has_block_drafter()) return;
     Ops& ops = rank.ops();
     scope_.emplace(ops);
     const Tensor all = rank.block_states(ubatch, block_rows);
@@ -42,8 +43,8 @@ struct BlockPass {
   }
 
   void compute_logits(const Rank& rank) {
-    const bool has_drafter = rank.text().block_drafter() != nullptr;
-    if (has_head_ && !has_drafter) return;
+    const bool has_drafter = rank.text().has_block_drafter();
+    if (!has_drafter && (has_head_ || rank.text().vocabulary().size() == 0)) return;
     Ops& ops = rank.ops();
     const Ops::Scope scope(ops);
     Tensor states = drafted_;
@@ -57,8 +58,8 @@ struct BlockPass {
   }
 
   void make_lattices(const Rank& rank) {
+    if (!rank.text().has_block_drafter()) return;
     const DFlash* drafter = rank.text().block_drafter();
-    if (drafter == nullptr) return;
     const auto width = static_cast<size_t>(width_);
     const auto k = static_cast<size_t>(drafter->candidates(width_));
     std::vector<Candidate> chosen;
@@ -137,7 +138,10 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
   pass->block_rows = block_rows;
   pass->n_draft = n_draft;
   for (const BlockWork& w : work) pass->anchors.push_back(w.last);
-  pass->allocate(*drafter, model_->text().hyperparameters(), ranks_->size());
+  bool is_shared = false;
+  for (int32_t r = 0; r < ranks_->size(); ++r)
+    is_shared |= !model_->text(r).has_block_drafter() && model_->text(r).vocabulary().size() > 0;
+  pass->allocate(*drafter, model_->text().hyperparameters(), is_shared);
   ranks_->on_each([pass](const Rank& rank) { pass->compute_states(rank); });
   ranks_->on_each([pass](const Rank& rank) { pass->compute_logits(rank); });
   ranks_->on_each([pass](const Rank& rank) { pass->make_lattices(rank); });

@@ -10,8 +10,7 @@
 #include "base/thread_pool.h"
 #include "cpu/backend.h"
 #include "cuda/backend.h"
-#include "model/architectures.h"
-#include "model/drafted_model.h"
+#include "engine/rank_models.h"
 #include "model/prediction_file.h"
 #include "ops/reference.h"
 #include "quants/file_types.h"
@@ -51,6 +50,10 @@ std::shared_ptr<const GgufFile> open_files(const ModelParams& params) {
   return params.mtp_file.empty() ? file : with_prediction_blocks(file, GgufFile::open(params.mtp_file));
 }
 
+std::shared_ptr<const GgufFile> open_drafter(const ModelParams& params) {
+  return params.drafter.empty() ? nullptr : GgufFile::open(params.drafter);
+}
+
 std::unique_ptr<Backend> create_backend(const std::string& device, const std::string& isa) {
   if (const auto ordinal = cuda_ordinal(device)) return create_cuda_backend(*ordinal);
   if (isa == "reference") return create_reference_backend();
@@ -83,34 +86,25 @@ LoadedModel::LoadedModel(const ModelParams& params)
   if (params.n_threads < 0)
     throw InvalidArgument("number of threads is " + std::to_string(params.n_threads) + ", expected 0 or more");
   ThreadPool pool(params.n_threads > 0 ? params.n_threads : ThreadPool::hardware_threads());
-  for (int32_t rank = 0; rank < placement_.ranks(); ++rank) {
-    backends_.push_back(create_backend(placement_.devices()[static_cast<size_t>(rank)], params.isa));
-    Shard shard(placement_, rank);
-    const WeightLoader weights(file_, *backends_.back(), pool, params.check_tensors, params.load_mtp, shard);
-    texts_.push_back(load_architecture(metadata_, weights));
-    origins_.push_back(weights.origins());
-    rank_bytes_.push_back(weights.packed_bytes());
+  std::vector<const Backend*> backends;
+  for (const std::string& device : placement_.devices()) {
+    backends_.push_back(create_backend(device, params.isa));
+    backends.push_back(backends_.back().get());
+  }
+  const auto drafter = open_drafter(params);
+  const ModelFiles files{file_, drafter, params.load_mtp, params.check_tensors};
+  for (RankModel& rank : load_ranks(files, metadata_, placement_, backends, pool, LoadFor::pack)) {
+    texts_.push_back(std::move(rank.text));
+    origins_.push_back(std::move(rank.origins));
+    rank_bytes_.push_back(rank.packed_bytes);
   }
   fingerprint_ = identify(*file_, backend(), placement_);
-  if (!params.drafter.empty()) load_drafter(params, pool);
+  // Saved sequences hold the drafter's keys and values too.
+  if (drafter != nullptr) fingerprint_ ^= identify(*drafter, backend(placement_.rank_of_drafter()), placement_);
   for (const GgufTensor& tensor : file_->tensors()) {
     n_params_ += tensor.n_elements();
     size_bytes_ += tensor.n_bytes;
   }
-}
-
-// As a whole on the first device, which sees the residual stream of all layers. Saved sequences hold its keys and values
-// too.
-void LoadedModel::load_drafter(const ModelParams& params, ThreadPool& pool) {
-  if (placement_.ranks() > 1 && placement_.mode() != SplitMode::tensor)
-    throw InvalidArgument("a DFlash drafter beside a model on several devices needs --split-mode tensor");
-  const auto file = GgufFile::open(params.drafter);
-  const Metadata metadata(file, {});
-  Shard shard(placement_, 0);
-  const WeightLoader weights(file, backend(), pool, params.check_tensors, false, shard);
-  texts_[0] = std::make_unique<DraftedModel>(std::move(texts_[0]), std::make_unique<DFlash>(metadata, weights));
-  rank_bytes_[0] += weights.packed_bytes();
-  fingerprint_ ^= identify(*file, backend(), placement_);
 }
 
 std::string LoadedModel::file_type_label() const {

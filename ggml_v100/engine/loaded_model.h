@@ -51,8 +51,6 @@ class LoadedModel {
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
-  void load_drafter(const ModelParams& params, ThreadPool& pool);
-
   std::shared_ptr<const GgufFile> file_;
   Metadata metadata_;
   Placement placement_;
@@ -67,6 +65,8 @@ class LoadedModel {
 
 // The model's file, joined with that of its prediction blocks where there is one. Throws GgufError, ModelError.
 std::shared_ptr<const GgufFile> open_files(const ModelParams& params);
+// The drafter's; nullptr: none is wanted. Throws GgufError.
+std::shared_ptr<const GgufFile> open_drafter(const ModelParams& params);
 
 // The placement of a model that is about to be loaded. Throws InvalidArgument, ModelError.
 Placement place(const ModelParams& params, const GgufFile& file, const Metadata& metadata);

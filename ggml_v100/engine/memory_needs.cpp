@@ -6,9 +6,8 @@
 #include "base/thread_pool.h"
 #include "engine/pool_sizes.h"
 #include "engine/rank.h"
+#include "engine/rank_models.h"
 #include "memory/state_pool.h"
-#include "model/architectures.h"
-#include "model/drafted_model.h"
 
 namespace v100 {
 
@@ -43,7 +42,7 @@ size_t compute_bytes(const TextModel& text, int64_t n_ubatch, int64_t n_outputs)
 MemoryNeeds::MemoryNeeds(const ModelParams& params)
     : params_(params),
       file_(open_files(params)),
-      drafter_(params.drafter.empty() ? nullptr : GgufFile::open(params.drafter)),
+      drafter_(open_drafter(params)),
       metadata_(file_, params.kv_overrides),
       hyperparameters_(read_hyperparameters(metadata_)) {}
 
@@ -58,40 +57,30 @@ std::vector<RankNeeds> MemoryNeeds::of(const PlacementParams& asked, const Engin
   params.placement = asked;
   const Placement placement = place(params, *file_, metadata_);
   ThreadPool pool(1);
-  std::vector<std::unique_ptr<TextModel>> texts;
-  std::vector<RankNeeds> needs;
-  for (int32_t rank = 0; rank < placement.ranks(); ++rank) {
-    RankNeeds& need = needs.emplace_back();
-    need.device = placement.devices()[static_cast<size_t>(rank)];
-    Shard shard(placement, rank);
-    const WeightLoader weights(file_, backend(need.device), pool, false, params.load_mtp, shard, LoadFor::measure);
-    texts.push_back(load_architecture(metadata_, weights));
-    need.weights = weights.packed_bytes() + weights.vector_bytes();
-    if (drafter_ != nullptr && rank == 0) {
-      const Metadata metadata(drafter_, {});
-      Shard whole(placement, rank);
-      const WeightLoader more(drafter_, backend(need.device), pool, false, false, whole, LoadFor::measure);
-      texts.back() = std::make_unique<DraftedModel>(std::move(texts.back()), std::make_unique<DFlash>(metadata, more));
-      need.weights += more.packed_bytes() + more.vector_bytes();
-    }
-  }
+  std::vector<const Backend*> backends;
+  for (const std::string& device : placement.devices()) backends.push_back(&backend(device));
+  const ModelFiles files{file_, drafter_, params.load_mtp, false};
+  const std::vector<RankModel> ranks = load_ranks(files, metadata_, placement, backends, pool, LoadFor::measure);
   std::vector<const TextModel*> all;
-  for (const auto& text : texts) all.push_back(text.get());
+  for (const RankModel& rank : ranks) all.push_back(rank.text.get());
   const int32_t n_pages = pool_pages(rounded_context(*all[0], engine.n_ctx), engine.n_seq_max);
   const int32_t window = kept_window(all, engine.swa_full);
   const int32_t n_window_pages = window_pool_pages(window, n_pages, engine.n_seq_max);
   const StatePool states(engine.n_seq_max);
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    const std::vector<KvShape> shapes = typed_shapes(*texts[rank], cache_type("type_k", engine.type_k),
+  std::vector<RankNeeds> needs;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const TextModel& text = *all[rank];
+    const std::vector<KvShape> shapes = typed_shapes(text, cache_type("type_k", engine.type_k),
                                                      cache_type("type_v", engine.type_v), n_window_pages > 0);
-    RankNeeds& need = needs[rank];
-    const RankSizes sizes = rank_sizes(*texts[rank], backend(need.device), shapes);
+    RankNeeds& need = needs.emplace_back();
+    need.device = placement.devices()[rank];
+    need.weights = ranks[rank].packed_bytes + ranks[rank].vector_bytes;
+    const RankSizes sizes = rank_sizes(text, *backends[rank], shapes);
     need.kv =
         static_cast<size_t>(n_pages) * sizes.page_bytes + static_cast<size_t>(n_window_pages) * sizes.window_page_bytes;
     need.states = static_cast<size_t>(states.n_slots()) * sizes.state_bytes;
     const bool is_idle = need.weights == 0;
-    if (!is_idle)
-      need.compute = compute_bytes(*texts[rank], std::min(engine.n_ubatch, engine.n_batch), engine.n_seq_max);
+    if (!is_idle) need.compute = compute_bytes(text, std::min(engine.n_ubatch, engine.n_batch), engine.n_seq_max);
   }
   return needs;
 }

@@ -1,11 +1,16 @@
 // The frame of decoder models.
 #include "model/decoder.h"
 
+#include <algorithm>
+
 #include "model/parts.h"
 
 namespace v100 {
 
+bool LayerInputs::wants(int32_t layer) const { return std::find(layers.begin(), layers.end(), layer) != layers.end(); }
+
 void LayerInputs::take(Ops& ops, int32_t layer, Tensor x) const {
+  if (values.rows == 0) return;
   for (size_t i = 0; i < layers.size(); ++i)
     if (layers[i] == layer) ops.place(x, values, static_cast<int32_t>(i) * x.features);
 }
@@ -37,9 +42,14 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
   Tensor x = ops.embed(rows.tokens, token_embd_);  // [rows, hidden], the residual stream
   if (embedding_scale_ != 1.0f) ops.scale(x, embedding_scale_);
   const int32_t last = hp_.layers - 1;
+  const auto tap = [&](int32_t layer) {
+    if (state.taps == nullptr || !state.taps->wants(layer)) return;
+    stages_.show(ops, layer, x, state.taps->rank);
+    state.taps->take(ops, layer, x);
+  };
   for (int32_t layer = 0; layer < last; ++layer) {
     const Ops::Scope scope(ops);
-    if (state.taps != nullptr) state.taps->take(ops, layer, x);
+    tap(layer);
     if (stages_.has(layer)) {
       feed_forward(ops, layer, x, attention(ops, layer, rows, state, x));
       steer(ops, layer, state, x);
@@ -47,7 +57,7 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
     }
     stages_.hand_over(ops, layer, x);
   }
-  if (state.taps != nullptr) state.taps->take(ops, last, x);
+  tap(last);
   // Past the last layer's keys and values only the rows whose logits are wanted matter.
   const Tensor a = stages_.has(last) ? attention(ops, last, rows, state, x) : Tensor{};
   if (follows_hidden()) {  // every row matters

@@ -8,8 +8,13 @@
 
 namespace v100 {
 
-DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DFlash> drafter)
-    : target_(std::move(target)), drafter_(std::move(drafter)), target_layers_(target_->kv_shapes().size()) {
+DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::shared_ptr<const DFlash> drafter, int32_t home,
+                           bool is_here)
+    : target_(std::move(target)),
+      drafter_(std::move(drafter)),
+      home_(home),
+      is_here_(is_here),
+      target_layers_(target_->kv_shapes().size()) {
   if (!target_->has_taps())
     throw ModelError("there are no DFlash drafters for models of architecture " +
                      target_->hyperparameters().architecture + " yet");
@@ -32,6 +37,7 @@ DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DF
 
 std::vector<KvShape> DraftedModel::kv_shapes() const {
   std::vector<KvShape> shapes = target_->kv_shapes();
+  if (!is_here_) return shapes;
   for (KvShape shape : drafter_->kv_shapes()) {
     shape.is_windowed = is_windowed_;
     shapes.push_back(shape);
@@ -47,7 +53,7 @@ std::vector<RopeAngles> DraftedModel::ropes(const RopeSettings& settings, int32_
 
 std::vector<KeyRotation> DraftedModel::key_rotations() const {
   std::vector<KeyRotation> rotations = target_->key_rotations();
-  if (rotations.empty()) return rotations;
+  if (rotations.empty() || !is_here_) return rotations;
   const auto last = static_cast<int32_t>(target_->ropes({}, 1).size());
   rotations.insert(rotations.end(), drafter_->kv_shapes().size(), {last, RopeLayout::halves});
   return rotations;
@@ -64,10 +70,12 @@ ForwardState DraftedModel::of_target(const ForwardState& state) const {
 Tensor DraftedModel::forward(Ops& ops, const Rows& rows, const ForwardState& state,
                              std::span<const int32_t> outputs) const {
   const auto& layers = drafter_->target_layers();
-  LayerInputs taps{layers, ops.create(rows.count(), static_cast<int32_t>(layers.size()) * hyperparameters().hidden)};
+  LayerInputs taps{layers, home_, {}};
+  if (is_here_) taps.values = ops.create(rows.count(), static_cast<int32_t>(layers.size()) * hyperparameters().hidden);
   ForwardState part = of_target(state);
   part.taps = &taps;
   const Tensor hidden = target_->forward(ops, rows, part, outputs);
+  if (!is_here_) return hidden;
   const Ops::Scope scope(ops);
   drafter_->take_in(ops, taps.values, is_windowed_ ? state.windowed : rows, state.kv.subspan(target_layers_),
                     state.ropes.back());

@@ -12,11 +12,12 @@ namespace v100 {
 
 class DraftedModel final : public TextModel {
  public:
-  // Throws ModelError for a drafter that does not fit the target.
-  DraftedModel(std::unique_ptr<TextModel> target, std::unique_ptr<DFlash> drafter);
+  // target: the part of one rank. drafter: on the rank `home`, which is this one if is_here. Throws ModelError for a drafter
+  // that does not fit the target.
+  DraftedModel(std::unique_ptr<TextModel> target, std::shared_ptr<const DFlash> drafter, int32_t home, bool is_here);
 
   const Hyperparameters& hyperparameters() const override { return target_->hyperparameters(); }
-  std::vector<KvShape> kv_shapes() const override;  // the target's, then the drafter's
+  std::vector<KvShape> kv_shapes() const override;  // the target's, then the drafter's if it is here
   std::vector<StateShape> state_shapes() const override { return target_->state_shapes(); }
   int32_t loaded_mtp_blocks() const override { return target_->loaded_mtp_blocks(); }
   std::vector<RopeAngles> ropes(const RopeSettings& settings,
@@ -40,6 +41,7 @@ class DraftedModel final : public TextModel {
   Tensor head(Ops& ops, Tensor hidden) const override { return target_->head(ops, hidden); }
   const Classifier* classifier() const override { return target_->classifier(); }
   const DFlash* block_drafter() const override { return drafter_.get(); }
+  bool has_block_drafter() const override { return is_here_; }
   // States of blocks, see DFlash::states: rows of an anchor and mask tokens each.
   Tensor block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const override;
   // Logits [rows, vocab] of such states.
@@ -49,7 +51,9 @@ class DraftedModel final : public TextModel {
   ForwardState of_target(const ForwardState& state) const;
 
   std::unique_ptr<TextModel> target_;
-  std::unique_ptr<DFlash> drafter_;
+  std::shared_ptr<const DFlash> drafter_;
+  int32_t home_;
+  bool is_here_;
   size_t target_layers_;  // of kv_shapes
   int32_t window_;        // of the target's layers with one, or of the drafter's
   bool is_windowed_;      // whether the drafter's pages are given back behind the window

@@ -18,8 +18,10 @@ class DFlash;
 // The inputs of some of a model's layers, for a drafter: the residual stream as it enters them.
 struct LayerInputs {
   std::span<const int32_t> layers;
-  Tensor values;  // [rows, layers * hidden], the layers side by side
+  int32_t rank;   // that wants them
+  Tensor values;  // there: [rows, layers * hidden], the layers side by side; on other ranks none
 
+  bool wants(int32_t layer) const;
   void take(Ops& ops, int32_t layer, Tensor x) const;
 };
 
@@ -83,9 +85,10 @@ class TextModel {
   // holds an Ops::Scope.
   virtual Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                          std::span<const int32_t> outputs) const = 0;
-  // The drafter of whole blocks that came with the model (model/drafted_model.h); nullptr: none.
+  // The drafter of whole blocks that came with the model (model/drafted_model.h), the same on all ranks; nullptr: none.
   virtual const DFlash* block_drafter() const { return nullptr; }
-  // Its states of blocks of rows, and the logits of such states. Only with a drafter.
+  // Whether its weights are on this rank: then its states of blocks of rows, and the logits of such states.
+  virtual bool has_block_drafter() const { return false; }
   virtual Tensor block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
     (void)ops, (void)rows, (void)block_rows, (void)state;
     return {};

@@ -29,6 +29,13 @@ class Stages {
     if (rank_after_ >= 0) ops.broadcast(x, rank_after_);
   }
 
+  // Before a layer: x as it enters the layer, on the rank `to`, if the rank that has the layer is another and has not handed
+  // it over just now.
+  void show(Ops& ops, int32_t layer, Tensor x, int32_t to) const {
+    const Shard::Stage& stage = stage_of(layer);
+    if (stage.rank >= 0 && stage.rank != to && stage.layers.begin < layer) ops.broadcast(x, stage.rank);
+  }
+
   // After a layer: where it is the last that a rank has, x of that rank on all ranks.
   void hand_over(Ops& ops, int32_t layer, Tensor x) const {
     const Shard::Stage& stage = stage_of(layer);

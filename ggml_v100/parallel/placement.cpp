@@ -223,6 +223,12 @@ std::optional<int32_t> Placement::at(const LayerRanks& ranks, int32_t layer) {
   return ranks.empty() ? std::nullopt : ranks[std::min(static_cast<size_t>(layer), ranks.size() - 1)];
 }
 
+int32_t Placement::rank_of_drafter() const {
+  if (output_home_) return *output_home_;
+  const auto first = std::find_if(shares_.begin(), shares_.end(), [](double share) { return share > 0; });
+  return first == shares_.end() ? 0 : static_cast<int32_t>(first - shares_.begin());
+}
+
 bool Placement::has_shared_layers() const {
   return std::find(alone_.begin(), alone_.end(), std::nullopt) != alone_.end();
 }

@@ -73,6 +73,9 @@ class Placement {
   // nothing: they are divided. Further blocks are numbered after the layers.
   std::optional<int32_t> home_of(int32_t layer) const { return at(homes_, layer); }
   std::optional<int32_t> home_of_output() const { return output_home_; }
+  // The rank for a drafter of whole blocks, which is not shared out: where the output matrix is, or the first one with a
+  // share.
+  int32_t rank_of_drafter() const;
   // The rank that computes the layer alone; nothing: all ranks at once.
   std::optional<int32_t> rank_of(int32_t layer) const { return at(alone_, layer); }
   // Whether there are layers that all ranks compute at once.

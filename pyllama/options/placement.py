@@ -37,10 +37,11 @@ def draft_placement(options: Options) -> dict[str, Any]:
     """Arguments of `pyllama._engine.Model` for a draft model, as far as they are given. Raises `InvalidArgument`."""
     placement: dict[str, Any] = {}
     n_layers = gpu_layers(options.spec_draft_ngl)
-    if options.spec_draft_device or n_layers == 0:
-        placement["devices"] = () if n_layers == 0 else device_names(options.spec_draft_device)
-    if isinstance(n_layers, int):
-        placement["device_layers"] = n_layers
+    devices = () if n_layers == 0 else device_names(options.spec_draft_device)
+    if devices is not None:
+        placement["devices"] = devices
+    if n_layers is not None:
+        placement["device_layers"] = n_layers if isinstance(n_layers, int) else NO_LIMIT
     overrides = (
         *tensor_overrides(options.spec_draft_override_tensor),
         *expert_overrides(options.spec_draft_n_cpu_moe, every_layer=options.spec_draft_cpu_moe),

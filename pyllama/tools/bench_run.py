@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from pyllama.devices import this_machine
+from pyllama.draft_placement import arguments_beside, looks_for_gpus
 from pyllama.errors import InvalidArgument
 from pyllama.placement import PlacementRequest, chosen
 from pyllama.speculation import MOST_ROWS, SpeculationOptions
@@ -146,8 +147,7 @@ class Runner:
             opened.callback(engine.close)
             drafted = None
             if self._speculation is not None and test.n_gen:
-                beside = self._speculation.beside(model.devices)
-                drafted = DraftedGeneration(self._native, engine, model, beside, arguments)
+                drafted = DraftedGeneration(self._native, engine, model, self._beside(model.devices), arguments)
                 opened.callback(drafted.close)
             return self._measure(engine, model, test, label, drafted)
 
@@ -204,6 +204,13 @@ class Runner:
             self._model = self._native.Model(path, n_threads=test.parameters["threads"], **arguments, **drafts)
             self._loaded = (path, placement)
         return self._model
+
+    def _beside(self, devices: Sequence[str]) -> SpeculationOptions:
+        """How drafts are made beside a model on these devices. As the model itself, nothing is made to fit."""
+        assert self._speculation is not None
+        asked = self._speculation.placement
+        machine = this_machine(with_gpus=looks_for_gpus(asked))
+        return replace(self._speculation, placement=arguments_beside(asked, devices, machine))
 
     def _close_model(self) -> None:
         if self._model is not None:

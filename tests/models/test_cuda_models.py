@@ -289,14 +289,27 @@ def drafted_text(engine: Engine, kind: str, prompt: list[int], n_tokens: int) ->
 
 
 @pytest.mark.parametrize("kind", ["draft-dflash", "draft-mtp"])
-def test_drafted_texts_are_those_without_drafts(hybrid_path: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"devices": ["CUDA0"]},
+        {"devices": ["CUDA0", "CUDA1"], "split_mode": "layer"},
+        {"devices": ["CUDA0"], "device_layers": 3},
+    ],
+    ids=str,
+)
+def test_drafted_texts_are_those_without_drafts(
+    hybrid_path: Path, tmp_path: Path, kind: str, placement: dict[str, Any]
+) -> None:
+    if len(placement["devices"]) > 1:
+        require_two_devices()
     prompt = random_tokens(50, seed=8)
-    expected = greedy_tokens(Engine(Model(hybrid_path, devices=["CUDA0"]), n_ctx=512), prompt, 40)
+    expected = greedy_tokens(Engine(Model(hybrid_path, **placement), n_ctx=512), prompt, 40)
     arguments: dict[str, Any] = {"load_mtp": True}
     if kind == "draft-dflash":
         shape = {"n_embd": 128, "head_dim": 64, "target_layers": (1, 3), "window": 64}
         arguments = {"drafter": write_tiny_dflash(tmp_path / "drafter.gguf", weight_type="f16", **shape)}
-    engine = Engine(Model(hybrid_path, devices=["CUDA0"], **arguments), n_ctx=512)
+    engine = Engine(Model(hybrid_path, **placement, **arguments), n_ctx=512)
     text, _ = drafted_text(engine, kind, prompt, 40)
     assert text == expected
 

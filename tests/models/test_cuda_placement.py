@@ -5,6 +5,7 @@ Compared with the CPU alone; tolerances as in test_cuda_models.py. With CPUs in 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama import Llama
+from pyllama import Llama, SpeculationOptions, _engine
 from pyllama._engine import Engine, MemoryNeeds, Model, backend_info
 from pyllama.devices import this_machine
+from pyllama.options import parse
 from pyllama.placement import PlacementRequest, place_model
 from pyllama.placement_log import load_lines
+from pyllama.tools.loading import load_llama
 from support.cuda_engine import cuda_devices
 from support.logits import log_softmax, position_logits
 from support.tiny_hybrid import write_tiny_hybrid
@@ -101,3 +104,84 @@ def test_llama_leaves_layers_to_the_host(path: Path) -> None:
         texts.append(llama.create_completion(TOKENS[:20], max_tokens=4, temperature=0)["choices"][0]["text"])
         llama.close()
     assert texts[0] == texts[1]
+
+
+@pytest.fixture(scope="module")
+def draft_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of another model with the same vocabulary."""
+    path = tmp_path_factory.mktemp("draft") / "draft.gguf"
+    return write_tiny_model(path, "llama", n_layer=2, seed=5, n_expert=0, n_ff=192, **WIDTHS)
+
+
+def drafted(llama: Llama) -> tuple[str, int]:
+    """A greedy text, and how many tokens were drafted for it."""
+    n_drafted = 0
+    assert llama._sequence is not None
+    drafts: Any = llama._sequence._drafts
+    on_verified = drafts.on_verified
+
+    def count(n_tokens: int, n_accepted: int) -> None:
+        nonlocal n_drafted
+        n_drafted += n_tokens
+        on_verified(n_tokens, n_accepted)
+
+    drafts.on_verified = count
+    text = llama.create_completion(TOKENS[:20], max_tokens=10, temperature=0)["choices"][0]["text"]
+    return text, n_drafted
+
+
+@pytest.mark.parametrize("path", ["llama", "qwen35moe"], indirect=True)
+@pytest.mark.parametrize(
+    ("n_gpu_layers", "placement", "where"),
+    [
+        (-1, {}, "CUDA0"),
+        (2, {"device_layers": 2}, "CPU, CUDA0"),
+        (-1, {"devices": ()}, "CPU"),
+        (0, {"device_layers": 3}, "CUDA0"),
+        (-1, {"devices": ("CUDA1",)}, "CUDA1"),
+    ],
+    ids=str,
+)
+def test_texts_with_a_draft_model_are_those_without_wherever_it_lies(
+    path: Path,
+    draft_path: Path,
+    n_gpu_layers: int,
+    placement: dict[str, Any],
+    where: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if missing := set(placement.get("devices", ())) - set(backend_info()["devices"]):
+        pytest.skip(f"needs {', '.join(sorted(missing))}")
+    arguments: dict[str, Any] = {"n_gpu_layers": n_gpu_layers, "split_mode": 0, "n_ctx": 512}
+    with Llama(str(path), verbose=False, **arguments) as llama:
+        expected = llama.create_completion(TOKENS[:20], max_tokens=10, temperature=0)["choices"][0]["text"]
+    options = SpeculationOptions(types=("draft-simple",), draft_model=str(draft_path), placement=placement)
+    with caplog.at_level(logging.INFO, "pyllama"), Llama(str(path), draft_model=options, **arguments) as llama:
+        text, n_drafted = drafted(llama)
+    assert text == expected
+    assert n_drafted > 10
+    assert f"loading draft model '{draft_path}', it lies on {where}" in caplog.messages
+
+
+@pytest.mark.parametrize("path", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    ("argv", "device"),
+    [(("-ngl", "9"), "CUDA0"), (("-ngl", "9", "-ngld", "0"), "CPU"), (("-ngl", "0", "-ngld", "all"), "CUDA0")],
+    ids=str,
+)
+def test_the_command_line_sends_a_draft_model(
+    path: Path, draft_path: Path, argv: tuple[str, ...], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+
+    class WatchedModel(Model):
+        def __init__(self, path: Any, **arguments: Any) -> None:
+            super().__init__(path, **arguments)
+            found.append((str(path), self.devices))
+
+    monkeypatch.setattr(_engine, "Model", WatchedModel)
+    given = ("-m", str(path), "-md", str(draft_path), "--spec-type", "draft-simple", "-sm", "none", "-c", "512", *argv)
+    with load_llama(parse("llama-cli", given, {}, config_files=())) as llama:
+        _, n_drafted = drafted(llama)
+    assert n_drafted > 10
+    assert dict(found)[str(draft_path)] == (device,)

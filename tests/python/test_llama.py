@@ -601,6 +601,28 @@ def test_generate_draws_what_the_completion_draws(llm: Llama) -> None:
     )
 
 
+def test_generate_and_sample_take_a_logit_bias(llm: Llama) -> None:
+    prompt = byte_tokens("say>")
+
+    def drawn(**more: Any) -> list[int]:
+        return list(itertools.islice(llm.generate(prompt, temp=0, **more), 4))
+
+    first = drawn()[0]
+    assert first not in drawn(logit_bias={first: False})
+    assert drawn(logit_bias={str(first + 1): 100.0}) == [first + 1] * 4
+    text = llm("say>", max_tokens=4, temperature=0, logit_bias={first: False})["choices"][0]["text"]
+    assert llm.detokenize(drawn(logit_bias={first: False})).decode("utf-8", "replace") == text
+    llm.reset()
+    llm.eval(prompt)
+    assert llm.sample(temp=0) == first
+    assert llm.sample(temp=0, logit_bias={first + 1: 100.0}) == first + 1
+    for call in (lambda bias: next(llm.generate(prompt, logit_bias=bias)), lambda bias: llm.sample(logit_bias=bias)):
+        with pytest.raises(InvalidArgument, match="is not a token id with a number"):
+            call({"x": 1.0})
+        with pytest.raises(TypeError, match="logit_bias must be a mapping of token ids to numbers, found list"):
+            call([1])
+
+
 def test_generate_takes_sent_tokens_and_goes_on(llm: Llama) -> None:
     with llm.generate(byte_tokens("ab"), temp=0) as drawn:
         first = next(drawn)

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from pyllama import placement
 from pyllama._engine import MemoryNeeds, RankNeeds
 from pyllama.devices import Device, Machine
+from pyllama.draft_placement import DraftNeeds, DraftToPlace, PlacedDraft
 from pyllama.errors import InvalidArgument, OutOfMemory
 from pyllama.options import parse, placement_request
 from pyllama.placement import (
     MEBIBYTE,
-    DraftToPlace,
     Placed,
     PlacementRequest,
     chosen,
@@ -31,7 +30,8 @@ from pyllama.placement import (
     total,
 )
 from pyllama.placement_log import load_lines
-from pyllama.speculation import SpeculationOptions, speculation_from_options
+from pyllama.speculation import speculation_from_options
+from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_models import write_tiny_model
 
 GIB = 1024 * MEBIBYTE
@@ -260,53 +260,197 @@ def test_one_gpu_of_several_has_it_all_without_a_split() -> None:
         placed(PlainModel(), machine(2000, 16000), split_mode="none", main_gpu=2)
 
 
-def test_a_model_with_a_dflash_drafter_lies_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "this_machine", lambda *, with_gpus: machine(16000, 16000))
-
-    def devices_with(**model: Any) -> Any:
-        result = place_model(
-            PlacementRequest(), "model.gguf", n_ctx=512, sizes={}, open_needs=lambda path, **_: PlainModel(), **model
-        )
-        return result.arguments["devices"]
-
-    assert devices_with() == ("CUDA0", "CUDA1")
-    assert devices_with(drafter="drafter.gguf") == ("CUDA0",)
-
-
 def test_the_kv_cache_is_not_left_to_the_host() -> None:
     with pytest.raises(InvalidArgument, match="--no-kv-offload is not supported: the KV cache of a layer lies where"):
         placed(PlainModel(), machine(16000), kv_offload=False)
     assert placed(PlainModel(), machine(), kv_offload=False).arguments["devices"] == ()
 
 
-def test_a_draft_model_lies_where_it_was_sent_or_on_the_first_gpu_of_the_model() -> None:
-    def options(*argv: str) -> SpeculationOptions:
-        return speculation_from_options(parse("llama-server", argv, {}, config_files=()))
+@dataclass
+class PlainDraft:
+    """12 layers of 50 MiB, an output matrix of 100 MiB, 0.25 MiB of KV cache per layer and 256 tokens, all on the first
+    of its devices as far as they are left there."""
 
-    devices = ("CPU", "CUDA1", "CUDA0")
-    assert options().beside(devices).placement == {"devices": ("CUDA1",)}
-    assert options().beside(()).placement == {"devices": ()}
-    assert options("-devd", "none").beside(devices).placement["devices"] == ()
-    assert options("-devd", "CUDA0").beside(devices).placement["devices"] == ("CUDA0",)
-    assert options("-ngld", "0").beside(devices).placement["devices"] == ()
-    assert options("-ngld", "7").beside(devices).placement == {"devices": ("CUDA1",), "device_layers": 7}
-    assert options("-otd", "a=CPU", "-ncmoed", "1").placement["tensor_overrides"] == (
+    n_layer: int = 12
+
+    LAYER, OUTPUT = 50, 100
+
+    def of(
+        self, *, n_ctx: int, devices: Sequence[str], device_layers: int | None = None, **sizes: Any
+    ) -> Sequence[RankNeeds]:
+        n_on_device = self.n_layer + 1 if device_layers is None else min(device_layers, self.n_layer + 1)
+        layers = {"CPU": self.n_layer, **dict.fromkeys(devices[:1], max(0, n_on_device - 1))}
+        if devices:
+            layers["CPU"] -= layers[devices[0]]
+        output = devices[0] if devices and n_on_device > 0 else "CPU"
+        return tuple(
+            RankNeeds(
+                name,
+                (n * self.LAYER + (name == output) * self.OUTPUT) * MEBIBYTE,
+                n * n_ctx // 1024 * MEBIBYTE,
+                0,
+                0,
+            )
+            for name, n in layers.items()
+            if n > 0 or name == output
+        )
+
+
+DRAFT = 12 * PlainDraft.LAYER + PlainDraft.OUTPUT  # MiB, without its cache
+
+
+def placed_with_draft(
+    where: Machine, *argv: str, n_ctx: int = 4096, draft: PlainDraft | None = None, **request: Any
+) -> Placed:
+    """argv: of llama-server, about the draft model."""
+    options = speculation_from_options(parse("llama-server", argv, {}, config_files=()))
+    needs = DraftNeeds(DraftToPlace("draft.gguf", options.placement, {}), draft or PlainDraft())
+    return place(PlacementRequest(**request), PlainModel(), where, n_ctx=n_ctx, may_shrink=n_ctx == 0, draft=needs)
+
+
+def draft_of(result: Placed) -> PlacedDraft:
+    assert result.draft is not None
+    return result.draft
+
+
+@pytest.mark.parametrize(
+    ("argv", "request_", "devices", "n_gpu_layers"),
+    [
+        ((), {}, ("CUDA0",), 13),
+        ((), {"devices": ("CUDA1", "CUDA0")}, ("CUDA1",), 13),
+        ((), {"split_mode": "none", "main_gpu": 1}, ("CUDA1",), 13),
+        ((), {"n_gpu_layers": 0}, (), 0),
+        ((), {"devices": ()}, (), 0),
+        (("-ngld", "all"), {"n_gpu_layers": 0}, ("CUDA0",), 13),
+        (("-ngld", "99"), {"n_gpu_layers": 0}, ("CUDA0",), 13),
+        (("-ngld", "7"), {}, ("CUDA0",), 7),
+        (("-ngld", "0"), {}, (), 0),
+        (("-devd", "none"), {}, (), 0),
+        (("-devd", "CUDA1"), {}, ("CUDA1",), 13),
+        (("-devd", "CUDA1", "-ngld", "0"), {}, (), 0),
+    ],
+    ids=str,
+)
+def test_a_draft_model_lies_where_it_was_sent_or_on_the_first_gpu_of_the_model(
+    argv: tuple[str, ...], request_: dict[str, Any], devices: tuple[str, ...], n_gpu_layers: int
+) -> None:
+    result = placed_with_draft(machine(16000, 16000), *argv, **request_)
+    draft = draft_of(result)
+    assert (draft.arguments["devices"], draft.n_gpu_layers) == (devices, n_gpu_layers)
+    assert sum(map(total, draft.needs)) == (DRAFT + 12 * 4) * MEBIBYTE
+    lines = list(load_lines(result))
+    where = ", ".join(need.device for need in draft.needs)
+    at = lines.index(f"loading draft model 'draft.gguf', it lies on {where}")
+    assert (f"load_tensors: offloaded {n_gpu_layers}/13 layers to GPU" in lines[at:]) == bool(devices)
+    assert not result.warnings
+
+
+def test_parts_of_a_draft_model_are_sent_to_the_host() -> None:
+    options = speculation_from_options(parse("llama-server", ("-otd", "a=CPU", "-ncmoed", "1"), {}, config_files=()))
+    assert options.placement["tensor_overrides"] == (
         ("a", "CPU"),
         (r"blk\.(0)\.ffn_(gate|up|down|gate_up)_(ch)?exps\.", "CPU"),
     )
 
 
-def test_a_draft_model_takes_part_of_its_device(tmp_path: Path) -> None:
-    path = str(write_tiny_model(tmp_path / "model.gguf", "llama"))
-    sizes = {"n_seq_max": 1, "n_ubatch": 64, "type_k": "f16", "type_v": "f16"}
+def test_a_draft_model_counts_in_what_fits() -> None:
+    free = WEIGHTS + MARGIN + 24 * 50
+    alone, beside = placed(PlainModel(), machine(free)), placed_with_draft(machine(free), n_ctx=0)
+    assert draft_of(beside).arguments["devices"] == ("CUDA0",)
+    used = used_mib(beside, "CUDA0") + sum(map(total, draft_of(beside).needs)) // MEBIBYTE
+    assert free - MARGIN - 27 - 1 <= used <= free - MARGIN  # a page more takes 27 MiB
+    assert alone.n_ctx > beside.n_ctx > 4096
+    assert any(f"projected to use {used} MiB" in line for line in beside.lines)
 
-    def bytes_of(draft: DraftToPlace | None) -> dict[str, int]:
+
+def test_layers_of_the_model_make_room_for_its_draft_model() -> None:
+    free = WEIGHTS + MARGIN + 24 * 16
+    assert placed(PlainModel(), machine(free), n_ctx=4096).n_gpu_layers == 25
+    result = placed_with_draft(machine(free))
+    assert draft_of(result).n_gpu_layers == 13
+    assert 20 < result.n_gpu_layers < 25
+    assert not result.warnings
+
+
+def test_layers_are_shared_out_by_what_a_draft_model_leaves_free() -> None:
+    result = placed_with_draft(machine(9000, 9000))
+    draft = DRAFT + 12 * 4
+    room = ((9000 - MARGIN - draft) * MEBIBYTE, (9000 - MARGIN - PlainModel.OUTPUT) * MEBIBYTE)
+    assert result.arguments["tensor_split"] == room
+
+
+@pytest.mark.parametrize(
+    ("where", "request_"),
+    [
+        (machine(WEIGHTS + MARGIN + 24 * 16 + DRAFT), {"n_gpu_layers": "all"}),  # no room for its cache
+        (machine(3000), {}),  # the model would have no layer there
+    ],
+    ids=["layers that were asked for", "a small GPU"],
+)
+def test_a_draft_model_without_room_lies_on_the_cpu_and_a_warning_says_so(
+    where: Machine, request_: dict[str, Any]
+) -> None:
+    large = PlainDraft(n_layer=36) if where.gpus[0].free < 4000 * MEBIBYTE else PlainDraft()
+    result = placed_with_draft(where, draft=large, **request_)
+    assert [need.device for need in draft_of(result).needs] == ["CPU"]
+    assert draft_of(result).n_gpu_layers == 0
+    assert result.n_gpu_layers > 0
+    assert result.warnings == ("there is no room for the draft model on CUDA0 beside the model: it lies on the CPU",)
+    said = placed_with_draft(where, "-devd", "CUDA0", draft=large, **request_)
+    assert draft_of(said).arguments["devices"] == ("CUDA0",)
+
+
+def test_a_draft_model_has_the_gpu_where_no_layer_of_the_model_has_room() -> None:
+    small = placed_with_draft(machine(MARGIN + 500), draft=PlainDraft(n_layer=4))
+    assert (small.n_gpu_layers, draft_of(small).arguments["devices"]) == (0, ("CUDA0",))
+    large = placed_with_draft(machine(MARGIN + 500), draft=PlainDraft())
+    assert (large.n_gpu_layers, draft_of(large).n_gpu_layers) == (0, 0)
+
+
+def test_layers_of_a_draft_model_that_no_gpu_can_have_are_told() -> None:
+    result = placed_with_draft(machine(), "-ngld", "99")
+    assert draft_of(result).n_gpu_layers == 0
+    assert result.warnings == ("no usable GPU (no driver): --spec-draft-ngl has no effect",)
+    assert not placed_with_draft(machine(), "-ngld", "auto").warnings
+
+
+def test_what_a_draft_model_takes_is_what_the_file_says(tmp_path: Path) -> None:
+    plain = str(write_tiny_model(tmp_path / "model.gguf", "llama"))
+    recurrent = str(write_tiny_hybrid(tmp_path / "recurrent.gguf", "qwen35"))
+    sizes = {"n_seq_max": 3, "n_ubatch": 64, "type_k": "f16", "type_v": "f16"}
+    for path, n_sequences in ((plain, 3), (recurrent, 6)):
         request = PlacementRequest(devices=("CPU0",), n_gpu_layers=1)
-        return {n.device: total(n) for n in place_model(request, path, n_ctx=512, sizes=sizes, draft=draft).needs}
+        result = place_model(request, plain, n_ctx=512, sizes=sizes, draft=DraftToPlace(path, {}, sizes))
+        needs = MemoryNeeds(path).of(n_ctx=512, **{**sizes, "n_seq_max": n_sequences})
+        assert draft_of(result).needs == tuple(needs)
+        assert [need.device for need in result.needs] == ["CPU", "CPU0"]
 
-    alone, beside = bytes_of(None), bytes_of(DraftToPlace(path, {}, sizes))
-    assert beside["CPU0"] == alone["CPU0"]
-    assert beside["CPU"] - alone["CPU"] == sum(total(n) for n in MemoryNeeds(path).of(n_ctx=512, **sizes))
+
+@pytest.mark.parametrize(
+    ("argv", "devices", "is_told"),
+    [
+        ((), ("CUDA0",), False),
+        (("-ngld", "99"), ("CUDA0", "CUDA1"), False),
+        (("-ngld", "99"), (), True),
+        (("-ngld", "0"), ("CUDA0",), True),
+        (("-ngld", "0"), (), False),
+        (("-devd", "none"), ("CUDA0",), True),
+        (("-devd", "CUDA0"), ("CUDA0",), False),
+        (("-devd", "CUDA1"), ("CUDA0",), True),
+        (("-otd", "a=CPU"), ("CUDA0",), True),
+    ],
+    ids=str,
+)
+def test_a_drafter_that_is_part_of_the_model_is_not_sent_elsewhere(
+    argv: tuple[str, ...], devices: tuple[str, ...], is_told: bool
+) -> None:
+    for kind in ("draft-mtp", "draft-dflash"):
+        parsed = parse("llama-server", ("--spec-type", kind, *argv), {}, config_files=())
+        warnings = speculation_from_options(parsed).placement_warnings(devices)
+        assert bool(warnings) == is_told
+        assert not is_told or "where it was sent has no effect" in warnings[0]
+    simple = parse("llama-server", ("--spec-type", "draft-simple", *argv), {}, config_files=())
+    assert not speculation_from_options(simple).placement_warnings(devices)
 
 
 def test_the_cpu_does_not_share_the_layers_of_gpus() -> None:

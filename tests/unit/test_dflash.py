@@ -211,8 +211,6 @@ def test_wrong_calls_are_refused(target: Path, tmp_path: Path) -> None:
         Model(drafter)
     with pytest.raises(ModelError, match="not that of a DFlash drafter"):
         Model(target, drafter=target)
-    with pytest.raises(InvalidArgument, match="several devices"):
-        Model(target, drafter=drafter, devices=["CPU0", "CPU1"], split_mode="layer")
     with pytest.raises(InvalidArgument, match="without a drafter"):
         Engine(Model(target), n_ctx=256).draft_blocks([(0, 5)], 7)
     engine = engine_with(target, drafter)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pyllama import InvalidArgument, Llama
-from pyllama._engine import DraftOrder, Engine, Model, Sampler, Speculator, Work
+from pyllama._engine import DraftOrder, Engine, MemoryNeeds, Model, Sampler, Speculator, Work
 from pyllama.speculation import SpeculationOptions
 from support.dflash_forward import DFlashForward, Lattice, tapped_inputs
 from support.qwen35_forward import Qwen35Forward
@@ -202,23 +202,41 @@ def test_llama_drafts_with_a_drafters_file(hybrid: tuple[Path, Path]) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
+def cpus(split_mode: str, *tensor_split: int, **more: Any) -> dict[str, Any]:
+    devices = [f"CPU{i}" for i in range(len(tensor_split))]
+    return {"devices": devices, "split_mode": split_mode, "tensor_split": tensor_split, **more}
+
+
 @pytest.mark.parametrize(
-    ("architecture", "tensor_split"),
-    [("llama", (1, 1)), ("llama", (3, 1, 2)), ("qwen35moe", (0, 1)), ("qwen35moe", (2, 1))],
+    ("architecture", "split"),
+    [
+        ("llama", cpus("tensor", 1, 1)),
+        ("llama", cpus("tensor", 3, 1, 2)),
+        ("qwen35moe", cpus("tensor", 0, 1)),
+        ("qwen35moe", cpus("tensor", 2, 1)),
+        ("qwen35moe", cpus("tensor", 1, 1, tensor_overrides=[(r"ffn_.*_exps", "CPU")])),
+        ("llama", cpus("layer", 1, 1)),
+        ("llama", cpus("layer", 3, 1)),  # layers 1 and 3 of 0-2 and 3
+        ("llama", cpus("layer", 1, 2, 1)),
+        ("qwen35moe", cpus("layer", 1, 1)),
+        ("qwen35moe", cpus("layer", 1, 3, device_layers=4)),
+        ("qwen35moe", cpus("layer", 0, 1)),
+        ("llama", cpus("none", 1, device_layers=1)),  # the output matrix alone
+        ("llama", cpus("layer", 1, 1, tensor_overrides=[("^output", "CPU"), (r"blk\.3\.ffn", "CPU")])),
+    ],
+    ids=str,
 )
 def test_beside_a_model_on_several_devices_texts_are_those_without_drafts(
-    tmp_path: Path, architecture: str, tensor_split: tuple[int, ...]
+    tmp_path: Path, architecture: str, split: dict[str, Any]
 ) -> None:
-    """The drafter is on the first device; what it tells is what it tells beside a model on one, up to rounding."""
+    """The drafter is on one device; what it tells is what it tells beside a model on one, up to rounding."""
     path = tmp_path / "target.gguf"
     if architecture == "llama":
         write_tiny_llama(path, n_layer=4)
     else:
         write_tiny_hybrid(path, architecture, n_layer=4)
-    shape: dict[str, Any] = {"target_layers": (1, 3), "window": 64, "own_head": len(tensor_split) > 2}
+    shape: dict[str, Any] = {"target_layers": (1, 3), "window": 64, "own_head": len(split["devices"]) > 2}
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", **shape)
-    split = {"devices": [f"CPU{i}" for i in range(len(tensor_split))], "split_mode": "tensor"}
-    split["tensor_split"] = tensor_split
     settings: dict[str, Any] = {"n_ctx": 2048, "n_seq_max": 4, "n_threads": 1, "type_k": "f32", "type_v": "f32"}
 
     def engine(file: Path | None, **placement: Any) -> Engine:
@@ -250,20 +268,32 @@ def test_a_context_beside_several_devices_is_shifted_with_the_drafters_keys(tmp_
     target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4)
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=(1, 3), window=None)
     found = []
-    for devices in (["CPU0"], ["CPU0", "CPU1"]):
-        model = Model(target, drafter=drafter, devices=devices, split_mode="tensor" if len(devices) > 1 else "layer")
+    for split in (cpus("none", 1), cpus("tensor", 1, 1), cpus("layer", 1, 1), cpus("layer", 3, 1)):
+        model = Model(target, drafter=drafter, **split)
         engine = Engine(model, n_ctx=512, n_threads=1, type_k="f32", type_v="f32")
         engine.step([Work(0, random_prompt(6, 80))])
         engine.shift(0, 10, 30)
         found.append(engine.draft_blocks([(0, 9)], 7)[0])
-    np.testing.assert_array_equal(found[0][0], found[1][0])
-    np.testing.assert_allclose(found[0][1], found[1][1], atol=2e-3)
+    for tokens, scores in found[1:]:
+        np.testing.assert_array_equal(found[0][0], tokens)
+        np.testing.assert_allclose(found[0][1], scores, atol=2e-3)
 
 
-def test_whole_layers_on_several_devices_have_no_drafter(hybrid: tuple[Path, Path]) -> None:
-    target, drafter = hybrid
-    with pytest.raises(InvalidArgument, match="needs --split-mode tensor"):
-        Model(target, drafter=drafter, devices=["CPU0", "CPU1"], split_mode="layer")
+def test_the_drafter_lies_where_the_output_matrix_is(tmp_path: Path) -> None:
+    target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4)
+    drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=(1, 3))
+    for split, home in (
+        (cpus("layer", 1, 1), 1),
+        (cpus("layer", 1, 1, device_layers=3), 2),  # behind the host
+        (cpus("tensor", 1, 1), 0),
+        (cpus("tensor", 0, 1), 1),
+    ):
+        plain, drafted = Model(target, **split), Model(target, drafter=drafter, **split)
+        more = [with_it - without for with_it, without in zip(drafted.rank_bytes, plain.rank_bytes, strict=True)]
+        assert [n > 0 for n in more] == [rank == home for rank in range(len(plain.devices))]
+        for model, file in ((plain, None), (drafted, drafter)):
+            for need, matrices in zip(MemoryNeeds(target, drafter=file).of(n_ctx=512, **split), model.rank_bytes):
+                assert matrices <= need.weights <= 1.1 * matrices + 20_000
 
 
 def test_what_is_missing_is_said(hybrid: tuple[Path, Path], tmp_path: Path) -> None:

@@ -4,44 +4,67 @@
 //           and values down to 2^-28 of the largest keep 11 bits. A row of zeros, or with an infinity or NaN, has e = 0.
 #pragma once
 
-#include "base.cuh"
+#include "held_row.cuh"
 
 namespace v100::cuda {
 
-constexpr int kPanelThreads = 256;
+using PanelRow = HeldRow<10, kRowThreads>;  // up to 20480 features
 
-// Row `row` of a panel from x [features]; x nullptr: zeros, which have no scale. All threads of a block together.
-__device__ __forceinline__ void panel_row(const float* x, int features, int tiles, int row, uint16_t* panel,
-                                          float* row_scale) {
-  __shared__ float largest[kPanelThreads / kWarp];
-  float most = 0.0f;
-  if (x != nullptr)
-    in_batches<8>(
-        threadIdx.x, kPanelThreads, features, [&](int i) { return x[i]; },
-        [&](int, float value) { most = fmaxf(most, fabsf(value)); });
+// What a row with this largest magnitude of a thread is multiplied by; row_scale becomes what undoes that. All threads of a
+// block together.
+template <int kThreads>
+__device__ __forceinline__ float panel_scale(float most, float* row_scale) {
+  __shared__ float largest[kThreads / kWarp];
   most = warp_max(most);
   if (lane_id() == 0) largest[warp_id()] = most;
   __syncthreads();  // maxima written above are read below
-  for (int w = 0; w < kPanelThreads / kWarp; ++w) most = fmaxf(most, largest[w]);
+#pragma unroll
+  for (int w = 0; w < kThreads / kWarp; ++w) most = fmaxf(most, largest[w]);
 
   // most = m * 2^exponent with m in 1..2; subnormal maxima count as 2^-127. The scale stays within f32's normal range.
   const int exponent = static_cast<int>(__float_as_uint(most) >> 23 & 255u) - 127;
   const bool is_plain = most > 0.0f && exponent < 128;
   const int shift = is_plain ? min(14 - exponent, 126) : 0;
-  const float scale = __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
-  if (x != nullptr && threadIdx.x == 0) *row_scale = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
+  if (threadIdx.x == 0) *row_scale = __uint_as_float(static_cast<uint32_t>(127 - shift) << 23);
+  return __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
+}
 
-  const auto octet_of = [&](int octet) {
-    if (x == nullptr) return uint4{0, 0, 0, 0};
-    const float4 a = reinterpret_cast<const float4*>(x)[2 * octet],
-                 b = reinterpret_cast<const float4*>(x)[2 * octet + 1];
-    const __half2 pairs[4] = {__floats2half2_rn(a.x * scale, a.y * scale), __floats2half2_rn(a.z * scale, a.w * scale),
-                              __floats2half2_rn(b.x * scale, b.y * scale), __floats2half2_rn(b.z * scale, b.w * scale)};
-    return *reinterpret_cast<const uint4*>(pairs);
-  };
-  in_batches<3>(threadIdx.x, kPanelThreads, features / 8, octet_of, [&](int octet, uint4 packed) {
-    *reinterpret_cast<uint4*>(panel + (static_cast<int64_t>(octet) * tiles * 8 + row) * 8) = packed;
-  });
+// Four features of a row, from `first` on.
+__device__ __forceinline__ void put_quad(uint16_t* panel, int tiles, int row, int first, const float4& quad,
+                                         float scale) {
+  const __half2 pairs[2] = {__floats2half2_rn(quad.x * scale, quad.y * scale),
+                            __floats2half2_rn(quad.z * scale, quad.w * scale)};
+  uint16_t* octet = panel + (static_cast<int64_t>(first / 8) * tiles * 8 + row) * 8;
+  *reinterpret_cast<uint2*>(octet + first % 8) = *reinterpret_cast<const uint2*>(pairs);
+}
+
+// Row `row` of a panel from what a block holds.
+template <class Row>
+__device__ __forceinline__ void panel_row_of(Row& x, int features, int tiles, int row, uint16_t* panel,
+                                             float* row_scale) {
+  float most = 0.0f;
+  x.each(features, [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
+  const float scale = panel_scale<Row::kThreads>(most, row_scale);
+  x.each(features, [&](int first, const float4& quad) { put_quad(panel, tiles, row, first, quad, scale); });
+}
+
+// Row `row` of a panel from x [features].
+template <int kThreads = kRowThreads>
+__device__ __forceinline__ void panel_row(const float* x, int features, int tiles, int row, uint16_t* panel,
+                                          float* row_scale) {
+  if (kThreads == kRowThreads && PanelRow::fits(features)) {
+    PanelRow held;
+    held.load(x, features);
+    return panel_row_of(held, features, tiles, row, panel, row_scale);
+  }
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto load = [&](int i) { return *reinterpret_cast<const float4*>(x + i); };
+  float most = 0.0f;
+  in_batches<8>(4 * thread, 4 * kThreads, features, load,
+                [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
+  const float scale = panel_scale<kThreads>(most, row_scale);
+  in_batches<8>(4 * thread, 4 * kThreads, features, load,
+                [&](int first, const float4& quad) { put_quad(panel, tiles, row, first, quad, scale); });
 }
 
 }  // namespace v100::cuda

@@ -17,6 +17,10 @@ typedef unsigned long long uint64_t;
 
 namespace v100::cuda {
 
+// Of the blocks of kernels that have a row of activations to themselves. Norms wait more than they compute, and more warps
+// make their barriers longer; gates and panels compute.
+constexpr int32_t kNormThreads = 256, kRowThreads = 512;
+
 struct RmsNormParams {
   const float* x;       // [rows, features]; with `added`, the sum is written back here
   const float* added;   // [rows, features] or nullptr: x += added before the norm
@@ -187,8 +191,9 @@ struct BlockConvParams {
 
 // Activations as an f16 panel: [K / 8][tiles][8 rows][8], so that the eight rows of a tile are 128 adjacent bytes and all
 // tiles of 8 values lie side by side.
-// A row is multiplied by a power of two that brings its largest value to 2^14..2^15; row_scale undoes that. Rows
-// up to 8 * tiles are zeros.
+// A row is multiplied by a power of two that brings its largest value to 2^14..2^15; row_scale undoes that. Rows that are
+// not there, up to 8 * tiles, are left as they are: an output row of a product comes from its own row alone.
+// Grid (rows), kRowThreads.
 struct PanelParams {
   const float* x;          // [rows, features]
   uint16_t* panel;         // f16, [features / 8, tiles, 8, 8]
@@ -197,7 +202,7 @@ struct PanelParams {
   int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
-// The panel of what a row-wise kernel makes, rows of at most 64. Grid (8 * tiles), 256 threads.
+// The panel of what a row-wise kernel makes, rows of at most 64. Grid (rows), kRowThreads; of rms_norm_panel kNormThreads.
 struct PanelOutput {
   uint16_t* panel;   // as PanelParams::panel
   float* row_scale;  // [8 * tiles]

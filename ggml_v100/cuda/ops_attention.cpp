@@ -140,7 +140,6 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
            {static_cast<uint32_t>(cache.kv_heads * params.row_blocks), static_cast<uint32_t>(partitions),
             static_cast<uint32_t>(t.sequences)},
            kThreads, params, static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
-    const bool is_last = piece.end == part.end;
     AttentionCombineParams sums{};
     sums.visible = t.visible + 2 * static_cast<int64_t>(first);
     sums.part_y = part_y;
@@ -153,12 +152,10 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
                   .tiles = to.out->tiles};
       sums.arrived = reinterpret_cast<uint32_t*>(row_counters_.address());
     }
-    sums.rows = piece.size();
     sums.heads = heads;
     sums.partitions = partitions;
     sums.gates = to.gate.features;
-    const int32_t panel_rows = to.out && is_last ? 8 * to.out->tiles - first : piece.size();  // those behind the last, too
-    launch(unit, "attention_combine", rows_grid(heads * combine_slices(head_dim), panel_rows), kThreads,
+    launch(unit, "attention_combine", rows_grid(heads * combine_slices(head_dim), piece.size()), kThreads,
            sums);
     arena_.release(mark);
   }

@@ -82,7 +82,7 @@ class Decode:
             shared_bytes(self.shape.head_dim, self.block_rows), **fields,
         )  # fmt: skip
         combine(
-            self.device, self.shape.head_dim, self.rows, rows=self.rows, heads=self.shape.heads,
+            self.device, self.shape.head_dim, self.rows, heads=self.shape.heads,
             partitions=self.partitions, **{name: self.arrays[name] for name in ("visible", "y", "part_y", "part_weight")},
         )  # fmt: skip
 

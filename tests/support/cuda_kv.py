@@ -192,8 +192,11 @@ class Rows(NamedTuple):
     counts: list[int]  # rows of each sequence
 
 
-def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_rows: list[int]) -> NDArray[np.float32]:
-    """Decode attention with blocks of `block_rows`, prompt attention for None. page_rows: a page list per sequence."""
+def attend(
+    cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_rows: list[int], **merge: Any
+) -> NDArray[np.float32]:
+    """Decode attention with blocks of `block_rows`, prompt attention for None. page_rows: a page list per sequence.
+    merge: fields of AttentionCombineParams beside those that every merge has."""
     suffix = "_counted" if any(kind in COUNTED for kind in cache.kinds) else ""
     if suffix and block_rows is not None:
         block_rows = 16 if block_rows <= 16 else 64
@@ -223,13 +226,13 @@ def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_
     device.kernel(unit + suffix, f"attention_decode_{block_rows}{suffix}")(
         (cache.kv_heads * row_blocks, partitions, sequences), THREADS, "AttentionParams", dynamic, **fields, **parts
     )
-    combine(device, head_dim, n, visible=fields["visible"], y=y, rows=n, heads=heads, partitions=partitions, **parts)
+    combine(device, head_dim, n, visible=fields["visible"], y=y, heads=heads, partitions=partitions, **parts, **merge)
     return y.get()
 
 
-def combine(device: Device, head_dim: int, grid_rows: int, heads: int, **fields: Any) -> None:
-    """Merges the partitions of decode attention. grid_rows: those of the panel, if one is made, else the rows."""
-    grid = (heads * (head_dim // 64 if head_dim % 64 == 0 else 1), grid_rows)
+def combine(device: Device, head_dim: int, rows: int, heads: int, **fields: Any) -> None:
+    """Merges the partitions of decode attention."""
+    grid = (heads * (head_dim // 64 if head_dim % 64 == 0 else 1), rows)
     device.kernel(f"attention_decode_{head_dim}", "attention_combine")(
         grid, THREADS, "AttentionCombineParams", heads=heads, **fields
     )

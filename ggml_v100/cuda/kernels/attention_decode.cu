@@ -2,7 +2,7 @@
 //
 // Shapes    AttentionParams. attention_decode: grid (kv_heads * row_blocks, partitions, sequences); a block has up to 8, 16, 32,
 //           48 or 64 rows (attention.cuh) of a kv head and one partition (attention_shape.h). attention_combine: grid
-//           (heads * combine_slices, rows), with a panel (.., 8 * tiles): the last block of a row makes it.
+//           (heads * combine_slices, rows); the last block of a row makes its panel.
 //           HEAD_DIM is a macro of the unit. COUNTED, another, is for caches with q4_1, q5_0 or q5_1, whose code costs registers
 //           and is rarely wanted: units of their own, with fewer kernels.
 // Bound     DRAM: keys and values once per 64 rows. A page of q8_0 keys and values of 256 features is 139 KB, 12.4 us of an SM's
@@ -153,30 +153,31 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads) attention_combin
   const int row = static_cast<int>(blockIdx.y), head = static_cast<int>(blockIdx.x) / Combined::kSlices;
   const int features = p.heads * HEAD_DIM, slice = static_cast<int>(blockIdx.x) % Combined::kSlices;
   float* y = p.y + static_cast<int64_t>(row) * features;
-  if (row < p.rows) {
-    const int64_t item = static_cast<int64_t>(row) * p.heads + head;
-    const int2 view = reinterpret_cast<const int2*>(p.visible)[row];
-    const bool sees = view.x < view.y;
-    const int begin = sees ? partition_of(view.x) : 0, end = sees ? partition_of(view.y - 1) + 1 : 0;
-    const Combined found(reinterpret_cast<const float2*>(p.part_weight) + item * p.partitions,
-                         reinterpret_cast<const float4*>(p.part_y + item * p.partitions * HEAD_DIM) +
-                             slice * Combined::kLanes,
-                         begin, end, shared);
-    const auto result = [&](float sum, int feature) {
-      const float value = sees ? sum / found.weight : 0.0f;
-      if (p.gate == nullptr) return value;
-      return value * sigmoid_f32(p.gate[static_cast<int64_t>(row) * p.gates + feature / (features / p.gates)]);
-    };
-    if (Combined::group() == 0) {
-      const int feature = head * HEAD_DIM + slice * Combined::kFeatures + 4 * Combined::lane();
-      *reinterpret_cast<float4*>(y + feature) = {result(found.y.x, feature), result(found.y.y, feature + 1),
-                                                 result(found.y.z, feature + 2), result(found.y.w, feature + 3)};
-    }
-    if (p.out.panel == nullptr || !comes_last(p.arrived + row, gridDim.x)) return;
-  } else if (blockIdx.x > 0) {
-    return;
+  const int64_t item = static_cast<int64_t>(row) * p.heads + head;
+  const int2 view = reinterpret_cast<const int2*>(p.visible)[row];
+  const bool sees = view.x < view.y;
+  const int begin = sees ? partition_of(view.x) : 0, end = sees ? partition_of(view.y - 1) + 1 : 0;
+  const Combined found(reinterpret_cast<const float2*>(p.part_weight) + item * p.partitions,
+                       reinterpret_cast<const float4*>(p.part_y + item * p.partitions * HEAD_DIM) +
+                           slice * Combined::kLanes,
+                       begin, end, shared);
+  const auto result = [&](float sum, int feature) {
+    const float value = sees ? sum / found.weight : 0.0f;
+    if (p.gate == nullptr) return value;
+    return value * sigmoid_f32(p.gate[static_cast<int64_t>(row) * p.gates + feature / (features / p.gates)]);
+  };
+  if (Combined::group() == 0) {
+    const int feature = head * HEAD_DIM + slice * Combined::kFeatures + 4 * Combined::lane();
+    *reinterpret_cast<float4*>(y + feature) = {result(found.y.x, feature), result(found.y.y, feature + 1),
+                                               result(found.y.z, feature + 2), result(found.y.w, feature + 3)};
   }
-  panel_row(row < p.rows ? y : nullptr, features, p.out.tiles, row, p.out.panel, p.out.row_scale + row);
+  if (p.out.panel == nullptr || !comes_last(p.arrived + row, gridDim.x)) return;
+  using Row = HeldRow<8, kAttentionThreads>;
+  if (!Row::fits(features))
+    return panel_row<kAttentionThreads>(y, features, p.out.tiles, row, p.out.panel, p.out.row_scale + row);
+  Row held;
+  held.load(y, features);
+  panel_row_of(held, features, p.out.tiles, row, p.out.panel, p.out.row_scale + row);
 }
 #endif
 

@@ -83,15 +83,11 @@ struct Attention {
   // Over kv indices [begin, end), or what the rows see of them. False, for all threads, where that is nothing.
   __device__ __forceinline__ bool run(const AttentionParams& p, const AttentionBlock& b, int begin, int end,
                                       Shared& shared) {
-    load_views(p, b, shared);
-    __syncthreads();  // the views written above are read below
-    narrow(shared, begin, end);
+    narrow(p, b, begin, end);
     if (begin >= end) {
       clear();
       return false;
     }
-    load_queries(p, b, shared);
-    __syncthreads();  // the queries written above are read below
     if (has_keys()) {
       weigh_pages(p, b, begin, end, shared);
       clear();  // here and not before: nobody keeps zeros in registers meanwhile
@@ -140,10 +136,11 @@ struct Attention {
   }
 
   // [begin, end) to what at least one row sees, the same in all threads.
-  __device__ __forceinline__ static void narrow(const Shared& shared, int& begin, int& end) {
+  __device__ __forceinline__ static void narrow(const AttentionParams& p, const AttentionBlock& b, int& begin,
+                                                int& end) {
     int first = end, last = begin;
-    for (int m = lane_id(); m < kRows; m += kWarp) {
-      const int2 view = shared.visible[m];
+    for (int m = lane_id(); m < b.rows; m += kWarp) {
+      const int2 view = reinterpret_cast<const int2*>(p.visible)[b.query_row(m)];
       if (view.x < view.y) first = min(first, view.x), last = max(last, view.y);
     }
 #pragma unroll
@@ -154,12 +151,12 @@ struct Attention {
     begin = max(begin, first), end = min(end, last);
   }
 
-  // A warp per row.
+  // A warp of the values per row.
   __device__ __forceinline__ static void load_queries(const AttentionParams& p, const AttentionBlock& b,
                                                       Shared& shared) {
     const int lane = lane_id();
-#pragma unroll 1
-    for (int m = warp_id(); m < kRows; m += kAttentionWarps) {
+#pragma unroll 2
+    for (int m = warp_id() - kKeyWarps; m < kRows; m += kAttentionWarps - kKeyWarps) {
       float x[kBlocks];
       float most = 0.0f;
       const float* q = p.q;
@@ -274,6 +271,8 @@ struct Attention {
     with_kv_type<kCounted>(p.cache.type_k, [&]<class Strip>() {
       ask_for_keys<Strip>(p.cache.type_k, head_part(p, b, begin / kPageTokens, false), flight);
     });
+    load_views(p, b, shared);
+    whole_block_barrier();  // views and queries are written
     int turn = 0;
 #pragma unroll 1
     for (int page = begin / kPageTokens; page * kPageTokens < end; ++page, turn ^= 1) {
@@ -483,6 +482,7 @@ struct Attention {
   // What the values' warps do.
   __device__ __forceinline__ void add_pages(const AttentionParams& p, const AttentionBlock& b, int begin, int end,
                                             Shared& shared) {
+    load_queries(p, b, shared);
     StripsInFlight flight;
     int page_begin = begin / kPageTokens * kPageTokens, unit = first_unit(page_begin, begin);
     const auto ask = [&](int page, int first) {
@@ -491,6 +491,7 @@ struct Attention {
       });
     };
     if (unit < stop_unit(page_begin, end)) ask(page_begin / kPageTokens, unit);
+    whole_block_barrier();  // views and queries are written
     int turn = 0;
 #pragma unroll 1
     for (; page_begin < end; page_begin += kPageTokens, unit = part(), turn ^= 1) {

@@ -425,7 +425,7 @@ struct AttentionParams {
 };
 
 // Merges what decode left of each partition; then, if they are there, the gate of ApplyGateParams and the panel of the row.
-// Grid (heads * combine_slices, rows), with a panel (.., 8 * tiles), 256 threads.
+// Grid (heads * combine_slices, rows), 256 threads.
 struct AttentionCombineParams {
   const int32_t* visible;    // [rows, 2], as AttentionParams
   const float* part_y;       // [rows, heads, partitions, head_dim]
@@ -434,7 +434,7 @@ struct AttentionCombineParams {
   const float* gate;         // [rows, gates], or nullptr
   uint32_t* arrived;         // with a panel: [rows], zeros before and after
   PanelOutput out;           // of y; panel is nullptr where none is wanted
-  int32_t rows, heads, partitions, gates;
+  int32_t heads, partitions, gates;
 };
 
 // Dynamic shared memory of sparse_attention_N, `heads` = N.

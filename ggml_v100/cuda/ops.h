@@ -240,7 +240,7 @@ class CudaOps final : public Ops {
     std::vector<std::shared_ptr<std::byte>> memory;
   };
   const std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();  // memory that nobody owns any more
-  DeviceMemory row_counters_;  // [kMostStreamedRows], zeros between launches
+  DeviceMemory row_counters_;                                          // [kMostStreamedRows], zeros between launches
   PinnedMemory host_;
   struct KnownTables {
     std::vector<int32_t> contents;
@@ -270,9 +270,9 @@ inline Grid warps_grid(int64_t items) {
   return {static_cast<uint32_t>((items + kWarps - 1) / kWarps)};
 }
 
-// Rows that are computed at once where one takes so many bytes of scratch: 64 MiB of it, and one row at least.
-inline int32_t rows_at_once(size_t bytes_of_one) {
-  return static_cast<int32_t>(std::clamp<size_t>((size_t{64} << 20) / std::max<size_t>(1, bytes_of_one), 1, 1 << 20));
+// Rows that are computed at once where one takes so many bytes of scratch, of which there are `most`; one row at least.
+inline int32_t rows_at_once(size_t bytes_of_one, size_t most = size_t{64} << 20) {
+  return static_cast<int32_t>(std::clamp<size_t>(most / std::max<size_t>(1, bytes_of_one), 1, 1 << 20));
 }
 // Scratch of the rows from `first` on, for kernels that number rows from the ubatch's first.
 inline float* from_first_row(float* scratch, int32_t first, size_t values_of_one) {

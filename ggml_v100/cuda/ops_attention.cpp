@@ -18,7 +18,9 @@ namespace v100::cuda {
 namespace {
 
 constexpr int32_t kPromptBlockRows = 64;  // of a block
-constexpr int32_t kPanelOctet = 8;        // values of a row that stand together in a panel
+// Of sums of partitions. Every piece of the rows reads all keys and values: 8 rows of 24 heads and 256 K tokens are one.
+constexpr size_t kMostPartBytes = size_t{128} << 20;
+constexpr int32_t kPanelOctet = 8;  // values of a row that stand together in a panel
 constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
 constexpr std::array<int32_t, 2> kCountedBlockRows{16, 64};
 
@@ -114,7 +116,8 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
   const int32_t partitions =
       partitions_for(rows.visible.subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.end - part.begin)));
   const size_t row_parts = static_cast<size_t>(heads) * static_cast<size_t>(partitions);
-  const int32_t piece_rows = rows_at_once(row_parts * static_cast<size_t>(head_dim + 2) * sizeof(float));
+  const int32_t most = rows_at_once(row_parts * static_cast<size_t>(head_dim + 2) * sizeof(float), kMostPartBytes);
+  const int32_t pieces = (part.size() + most - 1) / most, piece_rows = (part.size() + pieces - 1) / pieces;
   const std::string unit = "attention_decode_" + std::to_string(head_dim);
   for (int32_t first = part.begin; first < part.end; first += piece_rows) {
     const RowRange piece{first, std::min(part.end, first + piece_rows)};
@@ -155,8 +158,7 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     sums.heads = heads;
     sums.partitions = partitions;
     sums.gates = to.gate.features;
-    launch(unit, "attention_combine", rows_grid(heads * combine_slices(head_dim), piece.size()), kThreads,
-           sums);
+    launch(unit, "attention_combine", rows_grid(heads * combine_slices(head_dim), piece.size()), kThreads, sums);
     arena_.release(mark);
   }
 }

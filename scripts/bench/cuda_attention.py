@@ -81,10 +81,8 @@ class Decode:
             (self.shape.kv_heads * self.row_blocks, self.partitions, 1), THREADS, "AttentionParams",
             shared_bytes(self.shape.head_dim, self.block_rows), **fields,
         )  # fmt: skip
-        combine(
-            self.device, self.shape.head_dim, self.rows, heads=self.shape.heads,
-            partitions=self.partitions, **{name: self.arrays[name] for name in ("visible", "y", "part_y", "part_weight")},
-        )  # fmt: skip
+        parts = {name: self.arrays[name] for name in ("visible", "y", "part_y", "part_weight")}
+        combine(self.device, self.shape.head_dim, self.rows, self.shape.heads, partitions=self.partitions, **parts)
 
 
 def time_layers(device: Device, decode: Decode, caches: list[Cache], repeats: int) -> float:

@@ -163,9 +163,7 @@ def test_the_merge_gates_its_rows_and_leaves_their_panel(
     arrived, panel = device.put(np.zeros(n, np.uint32)), LeftPanel(device, n, features)
     for _ in range(2):  # the counters are as before
         merge = {"gate": gate, "gates": gates} if gates > 0 else {}
-        y = attend(
-            problem.cache, problem.rows, problem.scale, 8, [0, 1], arrived=arrived, out=panel.struct, **merge
-        )
+        y = attend(problem.cache, problem.rows, problem.scale, 8, [0, 1], arrived=arrived, out=panel.struct, **merge)
         assert y.tobytes() == expected.get().tobytes()
         assert panel.bits() == panel_of(device, expected).bits()
         assert not arrived.get().any()

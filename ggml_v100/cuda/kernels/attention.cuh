@@ -1,27 +1,18 @@
-// Softmax attention of up to 64 query rows of one kv head over a stretch of a sequence: what decode and prompt share.
+// What the attention kernels share: strips of a KV page as operands of the tensor instruction, the rows of a block, and how
+// scores become weights.
 //
-// Rows      A row here is a query row and one of the heads that read the kv head, heads fastest: row m of a sequence is query
-//           row m / heads, head m % heads. So every byte of keys and values is read once for up to 64 of them.
-// A page    1. scores   warp w has tokens 32 w..: keys stream from memory into the B operand, queries are A, from shared memory
-//           2. weights  the largest score over the warps, then 2^(score - largest + 14) as f16 to shared memory
-//           3. sums     a warp has 32 features and every kParts-th unit of 32 tokens: values stream into B, weights are A
-//           Two barriers per page. Neither keys nor values pass through shared memory.
-// Layout    queries [feature / 8][rows][8] f16 and weights [token / 8][rows][8] f16, like the panels of linear.cu
 // Numerics  A query row times a power of two that brings its largest value to 2^14..2^15, to f16. Keys and values: f16, or code
-//           times scale (and minimum) rounded to f16. Products are exact, sums f32. The weights' factor 2^14 keeps 11 bits down to 2^-28 of
-//           the largest; the sum of the weights is that of the rounded ones. Tokens that nobody sees are skipped in units of 32
-//           and their values count as zero; a row adds exact zeros for tokens that only others see. So a row's bits depend
-//           on its own queries and view only.
+//           times scale (and minimum) rounded to f16. Products are exact, sums f32. Weights are 2^(score - largest + 14) as f16,
+//           which keeps 11 bits down to 2^-28 of the largest; the sum of the weights is that of the rounded ones.
 #pragma once
 
-#include "attention_shape.h"
 #include "codecs.cuh"
+#include "kv_page.h"
 
 namespace v100::cuda {
 
 constexpr int kAttentionThreads = 256;
 constexpr int kAttentionWarps = kAttentionThreads / kWarp;
-static_assert(kAttentionWarps == kPageTiles, "a warp has 32 tokens of a page");
 constexpr float kWeightPower = 14.0f;
 
 // A score that is not there.
@@ -134,7 +125,7 @@ struct AttentionBlock {
   int32_t first_row;    // of the ubatch: query row 0 of the sequence
   int32_t first_head;   // of those that read the kv head
   int32_t heads;        // that read it
-  int32_t first, rows;  // rows of the sequence (see above): first.. , 0 rows: nothing to do
+  int32_t first, rows;  // rows of the sequence (attention_pages.cuh): first.. , 0 rows: nothing to do
 
   __device__ __forceinline__ int32_t query_row(int32_t m) const { return first_row + (first + m) / heads; }
   __device__ __forceinline__ int32_t head(int32_t m) const { return first_head + (first + m) % heads; }
@@ -153,11 +144,11 @@ __device__ __forceinline__ AttentionBlock attention_block(const AttentionParams&
   return b;
 }
 
-// Step 2 of the scores of a warp's 32 tokens. Rows of a tile that a lane has: row_of_c(lane, 0) and, two below,
-// row_of_c(lane, 2). Four values of each, and with three other lanes all of the warp.
-// Shared: warp_largest[warps][rows], warp_sum[warps][rows], largest[2][rows] before and after in turns, rescale[rows].
+// How scores become weights. A lane has four scores of a row in a tile of 32 tokens: rows of a tile of rows are
+// row_of_c(lane, 2 * half) for both halves. With three other lanes it has all scores of the warp.
+// Shared: warp_largest[warps][rows], warp_sum[warps][rows], largest[2][rows] before and after in turns.
 
-// most: of the four scores of row m.
+// most: of a lane's scores of row m.
 template <class Shared>
 __device__ __forceinline__ void tell_largest(float most, int m, Shared& shared) {
 #pragma unroll
@@ -165,43 +156,46 @@ __device__ __forceinline__ void tell_largest(float most, int m, Shared& shared) 
   if ((lane_id() & 14) == 0) shared.warp_largest[warp_id()][m] = most;
 }
 
-// Weights [token / 8][rows][8] f16, their sums per warp, the largest scores and the rescaling of what was before. After a
-// barrier that follows tell_largest.
-template <int kTiles, class Shared>
-__device__ __forceinline__ void weigh_scores(const float (&s)[kTiles][8], int turn, Shared& shared, uint16_t* weights) {
-  constexpr int kOctet = kTiles * kTileRows * 8;  // 8 tokens of all rows
-  const int lane = lane_id();
+// After a barrier that follows tell_largest. Weights, in pairs, of a lane's scores s of row m in kTiles tiles of tokens; the warp's
+// sum of them and, by warp 0, what is new of the row: the largest score and the rescaling of what was before.
+template <int kWarps, int kTiles, class Shared>
+__device__ __forceinline__ void weigh_row(const float (*s)[8], int m, int half, int turn, Shared& shared,
+                                          float* rescale, uint32_t (*weights)[2]) {
+  const float before = shared.largest[turn][m];
+  float most = before;
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t)
+  for (int w = 0; w < kWarps; ++w) most = fmaxf(most, shared.warp_largest[w][m]);
+  const float base = most == no_score() ? 0.0f : most;  // a row that sees nothing yet, or scores that are NaN
+  float total = 0.0f;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int m = t * kTileRows + row_of_c(lane, 2 * half);
-      const float before = shared.largest[turn][m];
-      float most = before;
+  for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-      for (int w = 0; w < kAttentionWarps; ++w) most = fmaxf(most, shared.warp_largest[w][m]);
-      const float base = most == no_score() ? 0.0f : most;  // a row that sees nothing yet, or scores that are NaN
-      float total = 0.0f;
-#pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {
-        const int i = 2 * half + 4 * pair;
-        const __half2 weight = __floats2half2_rn(exp2f(__fadd_rn(__fadd_rn(s[t][i], -base), kWeightPower)),
-                                                 exp2f(__fadd_rn(__fadd_rn(s[t][i + 1], -base), kWeightPower)));
-        const int token = warp_id() * kStripValues + column_of_c(lane, i);
-        *reinterpret_cast<__half2*>(&weights[token / 8 * kOctet + m * 8 + token % 8]) = weight;
-        total += __low2float(weight);
-        total += __high2float(weight);
-      }
-#pragma unroll
-      for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
-      if ((lane & 14) == 0) {
-        shared.warp_sum[warp_id()][m] = total;
-        if (warp_id() == 0) {
-          shared.largest[turn ^ 1][m] = most;
-          shared.rescale[m] = exp2f(__fadd_rn(before, -base));
-        }
-      }
+    for (int pair = 0; pair < 2; ++pair) {
+      const int i = 2 * half + 4 * pair;
+      const __half2 weight = __floats2half2_rn(exp2f(__fadd_rn(__fadd_rn(s[j][i], -base), kWeightPower)),
+                                               exp2f(__fadd_rn(__fadd_rn(s[j][i + 1], -base), kWeightPower)));
+      weights[j][pair] = as_bits(weight);
+      total += __low2float(weight);
+      total += __high2float(weight);
     }
+#pragma unroll
+  for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
+  if ((lane_id() & 14) == 0) {
+    shared.warp_sum[warp_id()][m] = total;
+    if (warp_id() == 0) {
+      shared.largest[turn ^ 1][m] = most;
+      rescale[m] = exp2f(__fadd_rn(before, -base));
+    }
+  }
+}
+// Where the weights of a lane's row m and tile of tokens go: weights [token / 8][rows][8] f16.
+template <int kRows>
+__device__ __forceinline__ void put_weights(const uint32_t (&pairs)[2], int tile, int m, int half, uint16_t* weights) {
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const int token = tile * kStripValues + column_of_c(lane_id(), 2 * half + 4 * pair);
+    *reinterpret_cast<uint32_t*>(&weights[token / 8 * (kRows * 8) + m * 8 + token % 8]) = pairs[pair];
+  }
 }
 
 }  // namespace v100::cuda

@@ -1,7 +1,7 @@
 // Decode and verify attention: the few new rows of each sequence over all it has, split over its keys.
 //
 // Shapes    AttentionParams. attention_decode: grid (kv_heads * row_blocks, partitions, sequences); a block has up to 8, 16, 32,
-//           48 or 64 rows (attention.cuh) of a kv head and one partition (attention_shape.h). attention_combine: grid
+//           48 or 64 rows (attention_pages.cuh) of a kv head and one partition (attention_shape.h). attention_combine: grid
 //           (heads * combine_slices, rows); the last block of a row makes its panel.
 //           HEAD_DIM is a macro of the unit. COUNTED, another, is for caches with q4_1, q5_0 or q5_1, whose code costs registers
 //           and is rarely wanted: units of their own, with fewer kernels.
@@ -14,7 +14,7 @@
 // Budget    attention_combine    256 threads, <= 64 registers, 5232 B shared
 // Budget    attention_decode_64_counted  256 threads, <= 255 registers, <= 64 B stack
 // Budget    *                    256 threads, <= 255 registers
-// Numerics  attention.cuh per partition, pages in order. Partitions are brought to the largest score of all; every
+// Numerics  attention_pages.cuh per partition, pages in order. Partitions are brought to the largest score of all; every
 //           kGroups-th, from the first that the row sees, is added in order, then these sums in order.
 //           Gate and panel: the bits of apply_gate_panel.
 #include "attention_pages.cuh"
@@ -57,8 +57,7 @@ __device__ __forceinline__ void decode(const AttentionParams& p) {
 #pragma unroll
         for (int i = 2 * half; i < 8; i += 4) {
           const int feature = Block::feature_block(j) * kTileColumns + column_of_c(lane, i);
-          if (feature < HEAD_DIM)
-            *reinterpret_cast<float2*>(to + feature) = {block.y[t][j][i], block.y[t][j][i + 1]};
+          if (feature < HEAD_DIM) *reinterpret_cast<float2*>(to + feature) = {block.y[t][j][i], block.y[t][j][i + 1]};
         }
     }
 }
@@ -157,10 +156,10 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads) attention_combin
   const int2 view = reinterpret_cast<const int2*>(p.visible)[row];
   const bool sees = view.x < view.y;
   const int begin = sees ? partition_of(view.x) : 0, end = sees ? partition_of(view.y - 1) + 1 : 0;
-  const Combined found(reinterpret_cast<const float2*>(p.part_weight) + item * p.partitions,
-                       reinterpret_cast<const float4*>(p.part_y + item * p.partitions * HEAD_DIM) +
-                           slice * Combined::kLanes,
-                       begin, end, shared);
+  const Combined found(
+      reinterpret_cast<const float2*>(p.part_weight) + item * p.partitions,
+      reinterpret_cast<const float4*>(p.part_y + item * p.partitions * HEAD_DIM) + slice * Combined::kLanes, begin, end,
+      shared);
   const auto result = [&](float sum, int feature) {
     const float value = sees ? sum / found.weight : 0.0f;
     if (p.gate == nullptr) return value;

@@ -10,15 +10,13 @@
 //           A warp asks for the next page's first strips while it computes the last ones of a page.
 //           Neither keys nor values pass through shared memory.
 // Layout    queries [feature / 8][rows][8] f16 and weights [token / 8][rows][8] f16, like the panels of linear.cu
-// Numerics  A query row times a power of two that brings its largest value to 2^14..2^15, to f16. Keys and values: f16, or code
-//           times scale (and minimum) rounded to f16. Products are exact, sums f32. The weights' factor 2^14 keeps 11 bits down to 2^-28 of
-//           the largest; the sum of the weights is that of the rounded ones. Units of 32 values that nobody sees are skipped
-//           and values of tokens that nobody sees count as zero; a row adds exact zeros for tokens that only others see. So
-//           a row's bits depend on its own queries and view only.
+// Numerics  attention.cuh. Units of 32 values that nobody sees are skipped and values of tokens that nobody sees count as zero;
+//           a row adds exact zeros for tokens that only others see. So a row's bits depend on its own queries and view only.
 #pragma once
 
 #include "attention.cuh"
 #include "attention_shape.h"
+#include "barriers.cuh"
 
 namespace v100::cuda {
 
@@ -286,9 +284,8 @@ struct Attention {
       {
         const uint8_t* keys = head_part(p, b, page, false);
         const uint8_t* next = (page + 1) * kPageTokens < end ? head_part(p, b, page + 1, false) : nullptr;
-        with_kv_type<kCounted>(p.cache.type_k, [&]<class Strip>() {
-          add_scores<Strip>(p.cache.type_k, keys, next, shared, flight, s);
-        });
+        with_kv_type<kCounted>(
+            p.cache.type_k, [&]<class Strip>() { add_scores<Strip>(p.cache.type_k, keys, next, shared, flight, s); });
       }
       const int first = page * kPageTokens + warp_id() * (kBeside * kStripValues);
 #pragma unroll
@@ -317,7 +314,8 @@ struct Attention {
       for (int t = 0; t < kTiles; ++t)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          weigh_row(s[t], t * kTileRows + row_of_c(lane, 2 * half), half, turn, shared, weights[t][half]);
+          weigh_row<kKeyWarps, kBeside>(s[t], t * kTileRows + row_of_c(lane, 2 * half), half, turn, shared,
+                                        shared.rescale[turn], weights[t][half]);
       whole_block_barrier();  // the weights of the page before are done with
 #pragma unroll
       for (int t = 0; t < kTiles; ++t)
@@ -325,13 +323,8 @@ struct Attention {
         for (int half = 0; half < 2; ++half)
 #pragma unroll
           for (int j = 0; j < kBeside; ++j)
-#pragma unroll
-            for (int k = 0; k < 2; ++k) {
-              const int m = t * kTileRows + row_of_c(lane, 2 * half);
-              const int token = (kBeside * warp_id() + j) * kStripValues + column_of_c(lane, 2 * half + 4 * k);
-              *reinterpret_cast<uint32_t*>(&shared.weights[token / 8 * kOctet + m * 8 + token % 8]) =
-                  weights[t][half][j][k];
-            }
+            put_weights<kRows>(weights[t][half][j], kBeside * warp_id() + j, t * kTileRows + row_of_c(lane, 2 * half),
+                               half, shared.weights);
       whole_block_barrier();  // weights and rescaling written above are read by all
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;
@@ -339,37 +332,6 @@ struct Attention {
         for (int w = 0; w < kKeyWarps; ++w) added += shared.warp_sum[w][threadIdx.x];
         sum = fmaf(sum, shared.rescale[turn][threadIdx.x], added);
         largest = shared.largest[turn ^ 1][threadIdx.x];
-      }
-    }
-  }
-
-  // Weights of a lane's eight scores of row m, the warp's sum of them and, by warp 0, what is new of the row.
-  __device__ __forceinline__ static void weigh_row(const float (&s)[kBeside][8], int m, int half, int turn,
-                                                   Shared& shared, uint32_t (&weights)[kBeside][2]) {
-    const float before = shared.largest[turn][m];
-    float most = before;
-#pragma unroll
-    for (int w = 0; w < kKeyWarps; ++w) most = fmaxf(most, shared.warp_largest[w][m]);
-    const float base = most == no_score() ? 0.0f : most;  // a row that sees nothing yet, or scores that are NaN
-    float total = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kBeside; ++j)
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const int i = 2 * half + 4 * k;
-        const __half2 weight = __floats2half2_rn(exp2f(__fadd_rn(__fadd_rn(s[j][i], -base), kWeightPower)),
-                                                 exp2f(__fadd_rn(__fadd_rn(s[j][i + 1], -base), kWeightPower)));
-        weights[j][k] = as_bits(weight);
-        total += __low2float(weight);
-        total += __high2float(weight);
-      }
-#pragma unroll
-    for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
-    if ((lane_id() & 14) == 0) {
-      shared.warp_sum[warp_id()][m] = total;
-      if (warp_id() == 0) {
-        shared.largest[turn ^ 1][m] = most;
-        shared.rescale[turn][m] = exp2f(__fadd_rn(before, -base));
       }
     }
   }

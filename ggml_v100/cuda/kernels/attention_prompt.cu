@@ -1,13 +1,13 @@
 // Prompt attention: many new rows of each sequence over what each of them sees, in one pass and without a workspace.
 //
-// Shapes    AttentionParams; grid (row_blocks, kv_heads, sequences); a block has 64 rows (attention.cuh) of a kv head.
+// Shapes    AttentionParams; grid (row_blocks, kv_heads, sequences); a block has 64 rows (attention_pages.cuh) of a kv head.
 //           HEAD_DIM is a macro of the unit, and COUNTED, as in attention_decode.cu.
 // Bound     tensor cores: 8 x 1024 instructions per page of 256 features and block are 10.7 us; shared memory needs as long for
 //           the A operands, so about half of the peak is to be had. L2: a block reads every page it sees, 262 KB in f16.
 //           Quantised keys and values are decoded once for 64 rows, so no window of f16 copies is kept.
 // Shared    attention_shared_bytes (attention_shape.h), dynamic: 70 KB for 256 features.
 // Budget    attention_prompt   256 threads, <= 255 registers, <= 64 B stack
-// Numerics  attention.cuh, all pages in order.
+// Numerics  attention_pages.cuh, all pages in order.
 // Rejected  scores of 32 tokens at a time through shared memory, features in slices: every key and value is then stored to and
 //           loaded from shared memory, which is the limit already.
 #include "attention_pages.cuh"

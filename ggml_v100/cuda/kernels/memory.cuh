@@ -21,11 +21,6 @@ __device__ __forceinline__ void store_shared_between_devices(uint32_t* p, uint4 
   __atomic_store_n(p + 2, v.z, __ATOMIC_SEQ_CST), __atomic_store_n(p + 3, v.w, __ATOMIC_SEQ_CST);
 }
 __device__ __forceinline__ void prefetch(const void*) {}
-__device__ __forceinline__ void whole_block_barrier() { __syncthreads(); }
-template <int kWarps>
-__device__ __forceinline__ void first_warps_barrier() {
-  emulated_cuda::first_threads_barrier(kWarps * kWarp);
-}
 #else
 __device__ __forceinline__ uint4 load_shared_between_devices(const uint32_t* p) {
   uint4 v;
@@ -68,14 +63,6 @@ __device__ __forceinline__ uint32_t stream_1(const void* p) {
 }
 // Into L2: takes no register, and the load that comes later waits a third as long.
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
-// __syncthreads for warps that are at different places of the code. SM70.
-__device__ __forceinline__ void whole_block_barrier() { asm volatile("barrier.sync 0;" ::: "memory"); }
-// For the first warps of the block alone, the others are not waited for.
-template <int kWarps>
-__device__ __forceinline__ void first_warps_barrier() {
-  asm volatile("barrier.sync 1, %0;" ::"n"(kWarps * kWarp) : "memory");
-}
 #endif
 
 // Shared by the warps of a block: stays in L1.

@@ -18,6 +18,11 @@ constexpr float kWeightPower = 14.0f;
 // A score that is not there.
 __device__ __forceinline__ float no_score() { return __uint_as_float(0xff800000u); }  // -infinity
 
+// 0xffff where the bit of a half is set, of two.
+__device__ __forceinline__ uint32_t halves_of(uint32_t bits) {
+  return (bits & 1u) * 0x0000ffffu | (bits >> 1 & 1u) * 0xffff0000u;
+}
+
 // The packed values of a lane in a strip: eight of them, unscaled, as pairs.
 struct KvF16 {
   static constexpr KvType kType = kKvF16;
@@ -26,6 +31,14 @@ struct KvF16 {
   template <int octet>
   __device__ __forceinline__ void decode(uint32_t (&w)[4]) const {
     w[0] = load[octet].x, w[1] = load[octet].y, w[2] = load[octet].z, w[3] = load[octet].w;
+  }
+  // Values without a bit become zeros.
+  __device__ __forceinline__ void keep(uint32_t bits) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i, bits >>= 8) {
+      load[i].x &= halves_of(bits), load[i].y &= halves_of(bits >> 2);
+      load[i].z &= halves_of(bits >> 4), load[i].w &= halves_of(bits >> 6);
+    }
   }
 };
 struct KvQ8_0 {

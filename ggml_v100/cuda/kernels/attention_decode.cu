@@ -9,10 +9,11 @@
 //           share of 900 GB/s; 64 rows take 8 x 1024 tensor instructions and as many cycles of shared memory, 10.7 us.
 //           A partition's sums are 4 * head_dim bytes per row, written and read once: 12 % of the bytes for 48 rows, 256 K, q8_0.
 // Shared    attention_shared_bytes (attention_shape.h), dynamic: 70 KB for 64 rows of 256 features, 12 KB for 8.
-// Budget    attention_decode_8   256 threads, <= 128 registers
-// Budget    attention_decode_16  256 threads, <= 128 registers, <= 64 B stack
+// Budget    attention_decode_8   256 threads, <= 128 registers, <= 16 B stack
+// Budget    attention_decode_16  256 threads, <= 128 registers, <= 112 B stack
+// Budget    attention_decode_64  256 threads, <= 255 registers, <= 176 B stack
 // Budget    attention_combine    256 threads, <= 64 registers, 5232 B shared
-// Budget    attention_decode_64_counted  256 threads, <= 255 registers, <= 64 B stack
+// Budget    attention_decode_64_counted  256 threads, <= 255 registers, <= 208 B stack
 // Budget    *                    256 threads, <= 255 registers
 // Numerics  attention_pages.cuh per partition, pages in order. Partitions are brought to the largest score of all; every
 //           kGroups-th, from the first that the row sees, is added in order, then these sums in order.
@@ -33,12 +34,14 @@ __device__ __forceinline__ void decode(const AttentionParams& p) {
   typename Block::Shared& shared = *reinterpret_cast<typename Block::Shared*>(attention_memory);
   // The longest partitions first, so that the short ones fill the gaps at the end.
   const int partition = static_cast<int>(gridDim.y - 1 - blockIdx.y);
-  const AttentionBlock b = attention_block(p, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.x) / p.row_blocks,
-                                           static_cast<int>(blockIdx.x) % p.row_blocks, Block::kRows);
-  if (b.rows == 0) return;
+  const auto find_rows = [&] {
+    return attention_block(p, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.x) / p.row_blocks,
+                           static_cast<int>(blockIdx.x) % p.row_blocks, Block::kRows);
+  };
   Block block;
-  if (!block.run(p, b, partition_begin(partition), partition_begin(partition + 1), shared)) return;
+  if (!block.run(p, find_rows(), partition_begin(partition), partition_begin(partition + 1), shared)) return;
 
+  const AttentionBlock b = find_rows();  // again: kept meanwhile, they would be registers of the loops
   const auto place = [&](int m) {
     return (static_cast<int64_t>(b.query_row(m)) * p.heads + b.head(m)) * p.partitions + partition;
   };

@@ -91,7 +91,6 @@ struct Attention {
       clear();  // here and not before: nobody keeps zeros in registers meanwhile
     } else {
       largest = no_score(), sum = 0.0f;
-      clear();
       add_pages(p, b, begin, end, shared);
     }
     merge_parts(shared);
@@ -347,6 +346,12 @@ struct Attention {
     return min(kPageTiles, (end - page_begin + kStripValues - 1) / kStripValues);
   }
 
+  // A bit for each token of a unit, of which one at least is seen.
+  __device__ __forceinline__ static uint32_t seen_of_unit(int first, int begin, int end) {
+    const int before = max(0, begin - first), seen = min(kStripValues, end - first);
+    return ~0u >> (kStripValues - seen) & ~0u << before;
+  }
+
   // Where a unit of this warp's first strip is, of this lane, and its scales: those of tokens 2 l and 2 l + 1 for lane l,
   // those of the strip beside it for lane l + 16.
   template <class Strip>
@@ -393,17 +398,23 @@ struct Attention {
     Strip strip[kBeside] = {flight.template strip<Strip>(0), flight.template strip<Strip>(1)};
 #pragma unroll 1
     for (; unit < stop; unit += kParts) {
-      const uint32_t pairs = flight.scale[0];
+      // What nobody sees may be anything, and 0 times infinity is not 0: it is cleared, of codes the scales.
+      const uint32_t seen = seen_of_unit(page_begin + unit * kStripValues, begin, end);
+      const uint32_t kept = halves_of(seen >> lane_id() % 16 * 2), pairs = flight.scale[0] & kept;
       uint32_t minimums = 0;
       if constexpr (Strip::kHasMinimum)
-        minimums = kv_has_minimum(type) ? stream_4(at.scales + kv_scale_bytes(kHeadDim))
+        minimums = kv_has_minimum(type) ? stream_4(at.scales + kv_scale_bytes(kHeadDim)) & kept
                                         : as_bits(q5_0_minimum(as_half2(pairs)));
       const bool is_last = unit + kParts >= stop, has_next = !is_last || next != nullptr;
       at.codes += kParts * strip_bytes, at.scales += kParts * (kStripValues * 2);
       if (is_last && next != nullptr) at = ValuePlace<Strip>(type, next, part());
       if (kScaled && has_next) flight.scale[0] = stream_4(at.scales);
-      const int first = page_begin + unit * kStripValues;
-      const bool is_whole = first >= begin && first + kStripValues <= end;
+      if constexpr (!kScaled) {
+        if (seen != ~0u) {
+#pragma unroll
+          for (int j = 0; j < kBeside; ++j) strip[j].keep(seen);
+        }
+      }
       for_each<4>([&]<int octet>() {
         uint32_t w[kBeside][4];
 #pragma unroll
@@ -417,14 +428,6 @@ struct Attention {
               const uint32_t scale = __shfl_sync(kAllLanes, pairs, owner);
               const uint32_t minimum = Strip::kHasMinimum ? __shfl_sync(kAllLanes, minimums, owner) : 0;
               w[j][i] = scaled<Strip>(w[j][i], as_half2(scale), as_half2(minimum));
-            }
-          }
-          if (!is_whole) {  // what lies there may be anything, and 0 times infinity is not 0
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              const int token = first + octet * 8 + 2 * i;
-              if (token < begin || token >= end) w[j][i] &= 0xffff0000u;
-              if (token + 1 < begin || token + 1 >= end) w[j][i] &= 0x0000ffffu;
             }
           }
         }
@@ -453,6 +456,7 @@ struct Attention {
       });
     };
     if (unit < stop_unit(page_begin, end)) ask(page_begin / kPageTokens, unit);
+    clear();
     whole_block_barrier();  // views and queries are written
     int turn = 0;
 #pragma unroll 1

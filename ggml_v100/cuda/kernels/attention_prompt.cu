@@ -6,7 +6,7 @@
 //           the A operands, so about half of the peak is to be had. L2: a block reads every page it sees, 262 KB in f16.
 //           Quantised keys and values are decoded once for 64 rows, so no window of f16 copies is kept.
 // Shared    attention_shared_bytes (attention_shape.h), dynamic: 70 KB for 256 features.
-// Budget    attention_prompt   256 threads, <= 255 registers, <= 64 B stack
+// Budget    attention_prompt   256 threads, <= 255 registers, <= 224 B stack
 // Numerics  attention_pages.cuh, all pages in order.
 // Rejected  scores of 32 tokens at a time through shared memory, features in slices: every key and value is then stored to and
 //           loaded from shared memory, which is the limit already.
@@ -23,11 +23,14 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads, 1) attention_pro
   extern __shared__ uint4 attention_memory[];
   typename Block::Shared& shared = *reinterpret_cast<typename Block::Shared*>(attention_memory);
   // The last rows see most: they go first.
-  const AttentionBlock b = attention_block(p, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y),
-                                           static_cast<int>(gridDim.x - 1 - blockIdx.x), Block::kRows);
-  if (b.rows == 0) return;
+  const auto find_rows = [&] {
+    return attention_block(p, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y),
+                           static_cast<int>(gridDim.x - 1 - blockIdx.x), Block::kRows);
+  };
+  if (find_rows().rows == 0) return;
   Block block;
-  block.run(p, b, 0, 0x7fffffff, shared);
+  block.run(p, find_rows(), 0, 0x7fffffff, shared);
+  const AttentionBlock b = find_rows();  // again: kept meanwhile, they would be registers of the loops
 
   __syncthreads();  // rescaling is used before its place takes the sums
   if (static_cast<int>(threadIdx.x) < Block::kRows) shared.rescale[0][threadIdx.x] = block.sum;

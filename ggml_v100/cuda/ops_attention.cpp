@@ -142,7 +142,8 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     launch(unit + suffix_of(cache), "attention_decode_" + std::to_string(block_rows) + suffix_of(cache),
            {static_cast<uint32_t>(cache.kv_heads * params.row_blocks), static_cast<uint32_t>(partitions),
             static_cast<uint32_t>(t.sequences)},
-           kThreads, params, static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
+           static_cast<uint32_t>(attention_threads(strips_beside(block_rows))), params,
+           static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
     AttentionCombineParams sums{};
     sums.visible = t.visible + 2 * static_cast<int64_t>(first);
     sums.part_y = part_y;

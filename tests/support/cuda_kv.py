@@ -178,10 +178,14 @@ def partition_of(index: int) -> int:
     return 64 + (index - 16384) // 512 if index < 65536 else 160 + (index - 65536) // 1024
 
 
+def decode_threads(block_rows: int) -> int:
+    return 256 if block_rows <= 16 else 512
+
+
 def shared_bytes(head_dim: int, rows: int) -> int:
     blocks = feature_blocks(head_dim)
     pairs = -(-blocks // 2)
-    return rows * (64 * blocks + 576) + (4 // pairs - 1) * pairs * 2048 + 16
+    return rows * (64 * blocks + 608) + (4 // pairs - 1) * pairs * 2048 + 16
 
 
 class Rows(NamedTuple):
@@ -224,7 +228,8 @@ def attend(
     }  # fmt: skip
     unit = f"attention_decode_{head_dim}"
     device.kernel(unit + suffix, f"attention_decode_{block_rows}{suffix}")(
-        (cache.kv_heads * row_blocks, partitions, sequences), THREADS, "AttentionParams", dynamic, **fields, **parts
+        (cache.kv_heads * row_blocks, partitions, sequences), decode_threads(block_rows), "AttentionParams", dynamic,
+        **fields, **parts,
     )
     combine(device, head_dim, n, visible=fields["visible"], y=y, heads=heads, partitions=partitions, **parts, **merge)
     return y.get()
@@ -232,7 +237,7 @@ def attend(
 
 def combine(device: Device, head_dim: int, rows: int, heads: int, **fields: Any) -> None:
     """Merges the partitions of decode attention."""
-    grid = (heads * (head_dim // 64 if head_dim % 64 == 0 else 1), rows)
+    grid = (heads * -(-head_dim // 128), rows)
     device.kernel(f"attention_decode_{head_dim}", "attention_combine")(
         grid, THREADS, "AttentionCombineParams", heads=heads, **fields
     )

@@ -20,11 +20,8 @@
 
 namespace v100::cuda {
 
-constexpr int kKeyWarps = kAttentionWarps / 2;
-constexpr int kBeside = 2;  // strips that a warp computes side by side
-static_assert(kKeyWarps * kBeside == kPageTiles, "the tokens of a page");
-
-// What a warp has asked memory for: two strips of a type that is known where it is used, and scales.
+// What a warp has asked memory for: strips of a type that is known where it is used, and scales.
+template <int kBeside>
 struct StripsInFlight {
   uint4 load[kBeside][4];
   uint32_t fifth[kBeside];
@@ -46,19 +43,22 @@ struct StripsInFlight {
   }
 };
 
-template <int kHeadDim, int kTiles, bool kCounted>
+// kBeside: strips that a warp computes side by side.
+template <int kHeadDim, int kTiles, int kBeside, bool kCounted>
 struct Attention {
+  static constexpr int kKeyWarps = kPageTiles / kBeside;  // and as many for values
+  static constexpr int kThreads = attention_threads(kBeside), kStrips = kBeside;
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kBlocks = kv_feature_blocks(kHeadDim);
-  static constexpr int kPairs = (kBlocks + 1) / kBeside;  // of feature blocks
-  static constexpr int kParts = kKeyWarps / kPairs;       // of a page's tokens: warps that share 64 features
+  static constexpr int kSides = (kBlocks + kBeside - 1) / kBeside;  // of kBeside feature blocks
+  static constexpr int kParts = kKeyWarps / kSides;  // of a page's tokens: warps that share features
   static constexpr int kOctet = kRows * 8;                // 8 values of all rows
 
   struct Shared {
     uint16_t queries[kBlocks * 4 * kOctet];
     uint16_t weights[kPageTokens / 8 * kOctet];
-    float merged[kParts > 1 ? (kParts - 1) * kPairs : 1][kParts > 1 ? kBeside * kTileRows * kTileColumns : 1];
-    float warp_largest[kKeyWarps][kRows], warp_sum[kKeyWarps][kRows];
+    float merged[kParts > 1 ? (kParts - 1) * kSides : 1][kParts > 1 ? kBeside * kTileRows * kTileColumns : 1];
+    float warp_largest[kKeyWarps][kRows], tile_sum[kPageTiles][kRows];
     float largest[2][kRows];  // before and after a page, in turns
     float rescale[2][kRows];  // of the sums before a page, in turns
     float row_scale[kRows];   // from accumulators to scores in powers of 2
@@ -73,10 +73,10 @@ struct Attention {
   float largest, sum;
 
   __device__ __forceinline__ static bool has_keys() { return warp_id() < kKeyWarps; }
-  __device__ __forceinline__ static int pair() { return (warp_id() - kKeyWarps) % kPairs; }
-  __device__ __forceinline__ static int part() { return (warp_id() - kKeyWarps) / kPairs; }
+  __device__ __forceinline__ static int side() { return (warp_id() - kKeyWarps) % kSides; }
+  __device__ __forceinline__ static int part() { return (warp_id() - kKeyWarps) / kSides; }
   __device__ __forceinline__ static bool has_sums() { return !has_keys() && part() == 0; }
-  __device__ __forceinline__ static int feature_block(int i) { return kBeside * pair() + i; }
+  __device__ __forceinline__ static int feature_block(int i) { return kBeside * side() + i; }
 
   // Over kv indices [begin, end), or what the rows see of them. False, for all threads, where that is nothing.
   __device__ __forceinline__ bool run(const AttentionParams& p, const AttentionBlock& b, int begin, int end,
@@ -153,7 +153,7 @@ struct Attention {
                                                       Shared& shared) {
     const int lane = lane_id();
 #pragma unroll 2
-    for (int m = warp_id() - kKeyWarps; m < kRows; m += kAttentionWarps - kKeyWarps) {
+    for (int m = warp_id() - kKeyWarps; m < kRows; m += kKeyWarps) {
       float x[kBlocks];
       float most = 0.0f;
       const float* q = p.q;
@@ -181,6 +181,34 @@ struct Attention {
     }
   }
 
+  // Before a block's first page: what follows the strips that are asked for goes to L2, which takes no register. A block of few
+  // pages is little but latencies; where there are many blocks, they would push each other's out of L2.
+  __device__ __forceinline__ static int bytes_ahead() {
+    constexpr int kBytes = (4 << 20) / (2 * kPageTiles);  // of a run of strips, if there were one block
+    return kBytes / static_cast<int>(gridDim.x * gridDim.y * gridDim.z);
+  }
+  __device__ __forceinline__ static void prefetch_run(const uint8_t* from, int bytes) {
+#pragma unroll 1
+    for (int at = lane_id() * 32; at < bytes; at += kWarp * 32) prefetch(from + at);
+  }
+  __device__ __forceinline__ static void prefetch_keys(int32_t type, const uint8_t* keys) {
+    const int strip = kv_strip_bytes(type), run = kBlocks * strip, scales = kBlocks * kStripValues * 2;
+#pragma unroll
+    for (int tile = kBeside * warp_id(); tile < kBeside * (warp_id() + 1); ++tile) {
+      prefetch_run(keys + tile * run + strip, min(run - strip, bytes_ahead()));
+      if (type != kKvF16) prefetch_run(keys + kPageTiles * run + tile * scales, scales);
+    }
+  }
+  __device__ __forceinline__ static void prefetch_values(int32_t type, const uint8_t* values) {
+    const int strip = kv_strip_bytes(type), run = kPageTiles * strip, scales = kPageTokens * 2;
+#pragma unroll
+    for (int j = 0; j < kBeside; ++j) {
+      if (part() > 0 || feature_block(j) >= kBlocks) return;
+      prefetch_run(values + feature_block(j) * run + strip, min(run - strip, kParts * bytes_ahead()));
+      if (type != kKvF16) prefetch_run(values + kBlocks * run + feature_block(j) * scales, scales);
+    }
+  }
+
   // --- keys -------------------------------------------------------------------------------------------------------------
 
   // Where a warp's first strip of keys and its scales are, of this lane.
@@ -196,7 +224,7 @@ struct Attention {
   };
 
   template <class Strip>
-  __device__ __forceinline__ static void ask_for_keys(int32_t type, const uint8_t* keys, StripsInFlight& flight) {
+  __device__ __forceinline__ static void ask_for_keys(int32_t type, const uint8_t* keys, StripsInFlight<kBeside>& flight) {
     const KeyPlace<Strip> at(type, keys);
 #pragma unroll
     for (int j = 0; j < kBeside; ++j) {
@@ -210,13 +238,15 @@ struct Attention {
   // next: the keys of the page after, or nullptr.
   template <class Strip>
   __device__ __forceinline__ static void add_scores(int32_t type, const uint8_t* keys, const uint8_t* next,
-                                                    const Shared& shared, StripsInFlight& flight,
+                                                    const Shared& shared, StripsInFlight<kBeside>& flight,
                                                     float (&s)[kTiles][kBeside][8]) {
     constexpr bool kScaled = Strip::kType != kKvF16;
     const int strip_bytes = kv_strip_bytes(type_of<Strip>(type)), apart = kBlocks * strip_bytes;
     const uint16_t* a = shared.queries + row_of_a(lane_id()) * 8;
     KeyPlace<Strip> at(type, keys);
-    Strip strip[kBeside] = {flight.template strip<Strip>(0), flight.template strip<Strip>(1)};
+    Strip strip[kBeside];
+#pragma unroll
+    for (int j = 0; j < kBeside; ++j) strip[j] = flight.template strip<Strip>(j);
 #pragma unroll 1
     for (int block = 0; block < kBlocks; ++block, a += 4 * kOctet) {
       __half2 scale[kBeside], minimum[kBeside];
@@ -256,7 +286,8 @@ struct Attention {
         }
       });
     }
-    flight.keep(0, strip[0]), flight.keep(1, strip[1]);
+#pragma unroll
+    for (int j = 0; j < kBeside; ++j) flight.keep(j, strip[j]);
   }
 
   // What the keys' warps do.
@@ -264,10 +295,11 @@ struct Attention {
                                               Shared& shared) {
     const int lane = lane_id();
     largest = no_score(), sum = 0.0f;
-    StripsInFlight flight;
+    StripsInFlight<kBeside> flight;
     with_kv_type<kCounted>(p.cache.type_k, [&]<class Strip>() {
       ask_for_keys<Strip>(p.cache.type_k, head_part(p, b, begin / kPageTokens, false), flight);
     });
+    if (bytes_ahead() >= 1024) prefetch_keys(p.cache.type_k, head_part(p, b, begin / kPageTokens, false));
     load_views(p, b, shared);
     whole_block_barrier();  // views and queries are written
     int turn = 0;
@@ -328,7 +360,7 @@ struct Attention {
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;
 #pragma unroll
-        for (int w = 0; w < kKeyWarps; ++w) added += shared.warp_sum[w][threadIdx.x];
+        for (int tile = 0; tile < kPageTiles; ++tile) added += shared.tile_sum[tile][threadIdx.x];
         sum = fmaf(sum, shared.rescale[turn][threadIdx.x], added);
         largest = shared.largest[turn ^ 1][threadIdx.x];
       }
@@ -366,13 +398,13 @@ struct Attention {
     }
     // Strips between the two. Where the second is behind the last, the first is taken twice.
     __device__ __forceinline__ static int beside() {
-      return kBlocks % kBeside == 0 || pair() + 1 < kPairs ? kPageTiles : 0;
+      return kBeside > 1 && (kBlocks % kBeside == 0 || side() + 1 < kSides) ? kPageTiles : 0;
     }
   };
 
   template <class Strip>
   __device__ __forceinline__ static void ask_for_values(int32_t type, const uint8_t* values, int unit,
-                                                        StripsInFlight& flight) {
+                                                        StripsInFlight<kBeside>& flight) {
     const ValuePlace<Strip> at(type, values, unit);
 #pragma unroll
     for (int j = 0; j < kBeside; ++j) {
@@ -389,13 +421,15 @@ struct Attention {
   template <class Strip>
   __device__ __forceinline__ void add_values(int32_t type, const uint8_t* values, const uint8_t* next, int unit,
                                              int stop, int page_begin, int begin, int end, const Shared& shared,
-                                             StripsInFlight& flight) {
+                                             StripsInFlight<kBeside>& flight) {
     constexpr bool kScaled = Strip::kType != kKvF16;
     const int strip_bytes = kv_strip_bytes(type_of<Strip>(type));
     const uint16_t* a = shared.weights + row_of_a(lane_id()) * 8;
     ValuePlace<Strip> at(type, values, unit);
     const int apart = at.beside() * strip_bytes;
-    Strip strip[kBeside] = {flight.template strip<Strip>(0), flight.template strip<Strip>(1)};
+    Strip strip[kBeside];
+#pragma unroll
+    for (int j = 0; j < kBeside; ++j) strip[j] = flight.template strip<Strip>(j);
 #pragma unroll 1
     for (; unit < stop; unit += kParts) {
       // What nobody sees may be anything, and 0 times infinity is not 0: it is cleared, of codes the scales.
@@ -441,21 +475,24 @@ struct Attention {
         }
       });
     }
-    flight.keep(0, strip[0]), flight.keep(1, strip[1]);
+#pragma unroll
+    for (int j = 0; j < kBeside; ++j) flight.keep(j, strip[j]);
   }
 
   // What the values' warps do.
   __device__ __forceinline__ void add_pages(const AttentionParams& p, const AttentionBlock& b, int begin, int end,
                                             Shared& shared) {
     load_queries(p, b, shared);
-    StripsInFlight flight;
+    StripsInFlight<kBeside> flight;
     int page_begin = begin / kPageTokens * kPageTokens, unit = first_unit(page_begin, begin);
     const auto ask = [&](int page, int first) {
       with_kv_type<kCounted>(p.cache.type_v, [&]<class Strip>() {
         ask_for_values<Strip>(p.cache.type_v, head_part(p, b, page, true), first, flight);
       });
     };
-    if (unit < stop_unit(page_begin, end)) ask(page_begin / kPageTokens, unit);
+    const bool is_used = part() < kParts;  // of heads of three feature blocks some warps have none
+    if (is_used && unit < stop_unit(page_begin, end)) ask(page_begin / kPageTokens, unit);
+    if (bytes_ahead() >= 1024) prefetch_values(p.cache.type_v, head_part(p, b, page_begin / kPageTokens, true));
     clear();
     whole_block_barrier();  // views and queries are written
     int turn = 0;
@@ -465,8 +502,8 @@ struct Attention {
       whole_block_barrier();  // those of this page are written
       rescale(shared.rescale[turn]);
       const int page = page_begin / kPageTokens, stop = stop_unit(page_begin, end);
-      const bool has_next = part() < stop_unit(page_begin + kPageTokens, end);
-      if (unit < stop) {
+      const bool has_next = is_used && part() < stop_unit(page_begin + kPageTokens, end);
+      if (is_used && unit < stop) {
         const uint8_t* values = head_part(p, b, page, true);
         const uint8_t* next = has_next ? head_part(p, b, page + 1, true) : nullptr;
         with_kv_type<kCounted>(p.cache.type_v, [&]<class Strip>() {
@@ -500,10 +537,10 @@ struct Attention {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         __syncthreads();  // the sums of the tile before are read
-        if (!has_keys() && part() > 0) {
+        if (!has_keys() && part() > 0 && part() < kParts) {
 #pragma unroll
           for (int i = 0; i < kBeside * 8; ++i)
-            shared.merged[(part() - 1) * kPairs + pair()][i * kWarp + lane_id()] = y[t][i / 8][i % 8];
+            shared.merged[(part() - 1) * kSides + side()][i * kWarp + lane_id()] = y[t][i / 8][i % 8];
         }
         __syncthreads();  // those written above are read below
         if (has_sums()) {
@@ -512,7 +549,7 @@ struct Attention {
 #pragma unroll
             for (int i = 0; i < kBeside * 8; ++i)
               y[t][i / 8][i % 8] =
-                  __fadd_rn(y[t][i / 8][i % 8], shared.merged[(other - 1) * kPairs + pair()][i * kWarp + lane_id()]);
+                  __fadd_rn(y[t][i / 8][i % 8], shared.merged[(other - 1) * kSides + side()][i * kWarp + lane_id()]);
         }
       }
     }

@@ -21,7 +21,7 @@ constexpr int32_t kPromptBlockRows = 64;  // of a block
 // Of sums of partitions. Every piece of the rows reads all keys and values: 8 rows of 24 heads and 256 K tokens are one.
 constexpr size_t kMostPartBytes = size_t{128} << 20;
 constexpr int32_t kPanelOctet = 8;  // values of a row that stand together in a panel
-constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
+constexpr std::array<int32_t, 6> kBlockRows{8, 16, 24, 32, 48, 64};
 constexpr std::array<int32_t, 2> kCountedBlockRows{16, 64};
 
 // Partitions of the longest view, in steps: recorded work depends on the number.
@@ -142,8 +142,7 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     launch(unit + suffix_of(cache), "attention_decode_" + std::to_string(block_rows) + suffix_of(cache),
            {static_cast<uint32_t>(cache.kv_heads * params.row_blocks), static_cast<uint32_t>(partitions),
             static_cast<uint32_t>(t.sequences)},
-           static_cast<uint32_t>(attention_threads(strips_beside(block_rows))), params,
-           static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
+           kThreads, params, static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
     AttentionCombineParams sums{};
     sums.visible = t.visible + 2 * static_cast<int64_t>(first);
     sums.part_y = part_y;

@@ -17,12 +17,12 @@ import numpy as np
 from cuda_linear import check_written, copy, copy_bandwidth, open_device
 
 from support.cuda_device import Array, Device
-from support.cuda_kv import PAGE_GAP, PAGE_TOKENS, TYPES, Cache, combine, decode_threads, partition_of, shared_bytes
+from support.cuda_kv import PAGE_GAP, PAGE_TOKENS, THREADS, TYPES, Cache, combine, partition_of, shared_bytes
 
 LAYERS_BYTES = 1 << 31  # of pages, all different addresses
 MOST_LAYERS = 64
 REPEATS = 15
-BLOCK_ROWS = (8, 16, 32, 48, 64)  # the kernels' rows
+BLOCK_ROWS = (8, 16, 24, 32, 48, 64)  # the kernels' rows
 
 
 class Shape(NamedTuple):
@@ -78,7 +78,7 @@ class Decode:
         )  # fmt: skip
         unit = f"attention_decode_{self.shape.head_dim}"
         self.device.kernel(unit, f"attention_decode_{self.block_rows}")(
-            (self.shape.kv_heads * self.row_blocks, self.partitions, 1), decode_threads(self.block_rows), "AttentionParams",
+            (self.shape.kv_heads * self.row_blocks, self.partitions, 1), THREADS, "AttentionParams",
             shared_bytes(self.shape.head_dim, self.block_rows), **fields,
         )  # fmt: skip
         parts = {name: self.arrays[name] for name in ("visible", "y", "part_y", "part_weight")}

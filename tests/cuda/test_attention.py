@@ -16,7 +16,7 @@ from support.cuda_kv import Cache, Rows, attend, rounded
 from support.cuda_linear import THREADS
 from support.cuda_panel import LeftPanel, panel_of
 
-BLOCK_ROWS = (8, 16, 32, 48, 64)
+BLOCK_ROWS = (8, 16, 24, 32, 48, 64)
 KINDS = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f16"), ("f16", "q4_0")]
 
 

@@ -175,17 +175,13 @@ class Cache:
 def partition_of(index: int) -> int:
     if index < 16384:
         return index // 256
-    return 64 + (index - 16384) // 512 if index < 65536 else 160 + (index - 65536) // 1024
-
-
-def decode_threads(block_rows: int) -> int:
-    return 256 if block_rows <= 16 else 512
+    return 64 + (index - 16384) // 512 if index < 65536 else 160 + (index - 65536) // 2048
 
 
 def shared_bytes(head_dim: int, rows: int) -> int:
     blocks = feature_blocks(head_dim)
     pairs = -(-blocks // 2)
-    return rows * (64 * blocks + 608) + (4 // pairs - 1) * pairs * 2048 + 16
+    return rows * (64 * blocks + 576) + (4 // pairs - 1) * pairs * 2048 + 16
 
 
 class Rows(NamedTuple):
@@ -228,8 +224,12 @@ def attend(
     }  # fmt: skip
     unit = f"attention_decode_{head_dim}"
     device.kernel(unit + suffix, f"attention_decode_{block_rows}{suffix}")(
-        (cache.kv_heads * row_blocks, partitions, sequences), decode_threads(block_rows), "AttentionParams", dynamic,
-        **fields, **parts,
+        (cache.kv_heads * row_blocks, partitions, sequences),
+        THREADS,
+        "AttentionParams",
+        dynamic,
+        **fields,
+        **parts,
     )
     combine(device, head_dim, n, visible=fields["visible"], y=y, heads=heads, partitions=partitions, **parts, **merge)
     return y.get()

@@ -159,7 +159,7 @@ __device__ __forceinline__ AttentionBlock attention_block(const AttentionParams&
 
 // How scores become weights. A lane has four scores of a row in a tile of 32 tokens: rows of a tile of rows are
 // row_of_c(lane, 2 * half) for both halves. With three other lanes it has all scores of the warp.
-// Shared: warp_largest[warps][rows], tile_sum[tiles of tokens][rows], largest[2][rows] before and after in turns.
+// Shared: warp_largest[warps][rows], warp_sum[warps][rows], largest[2][rows] before and after in turns.
 
 // most: of a lane's scores of row m.
 template <class Shared>
@@ -169,8 +169,8 @@ __device__ __forceinline__ void tell_largest(float most, int m, Shared& shared) 
   if ((lane_id() & 14) == 0) shared.warp_largest[warp_id()][m] = most;
 }
 
-// After a barrier that follows tell_largest. Weights, in pairs, of a lane's scores s of row m in kTiles tiles of tokens; the sum of each
-// tile's and, by warp 0, what is new of the row: the largest score and the rescaling of what was before.
+// After a barrier that follows tell_largest. Weights, in pairs, of a lane's scores s of row m in kTiles tiles of tokens; the warp's
+// sum of them and, by warp 0, what is new of the row: the largest score and the rescaling of what was before.
 template <int kWarps, int kTiles, class Shared>
 __device__ __forceinline__ void weigh_row(const float (*s)[8], int m, int half, int turn, Shared& shared,
                                           float* rescale, uint32_t (*weights)[2]) {
@@ -179,9 +179,9 @@ __device__ __forceinline__ void weigh_row(const float (*s)[8], int m, int half, 
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) most = fmaxf(most, shared.warp_largest[w][m]);
   const float base = most == no_score() ? 0.0f : most;  // a row that sees nothing yet, or scores that are NaN
+  float total = 0.0f;
 #pragma unroll
-  for (int j = 0; j < kTiles; ++j) {
-    float total = 0.0f;
+  for (int j = 0; j < kTiles; ++j)
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
       const int i = 2 * half + 4 * pair;
@@ -192,12 +192,13 @@ __device__ __forceinline__ void weigh_row(const float (*s)[8], int m, int half, 
       total += __high2float(weight);
     }
 #pragma unroll
-    for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
-    if ((lane_id() & 14) == 0) shared.tile_sum[kTiles * warp_id() + j][m] = total;
-  }
-  if (warp_id() == 0 && (lane_id() & 14) == 0) {
-    shared.largest[turn ^ 1][m] = most;
-    rescale[m] = exp2f(__fadd_rn(before, -base));
+  for (int apart = 2; apart <= 8; apart *= 2) total += __shfl_xor_sync(kAllLanes, total, apart);
+  if ((lane_id() & 14) == 0) {
+    shared.warp_sum[warp_id()][m] = total;
+    if (warp_id() == 0) {
+      shared.largest[turn ^ 1][m] = most;
+      rescale[m] = exp2f(__fadd_rn(before, -base));
+    }
   }
 }
 // Where the weights of a lane's row m and tile of tokens go: weights [token / 8][rows][8] f16.

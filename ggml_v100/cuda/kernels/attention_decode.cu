@@ -28,11 +28,8 @@
 namespace v100::cuda {
 
 template <int kTiles>
-using DecodeBlock = Attention<HEAD_DIM, kTiles, strips_beside(kTiles * kTileRows), COUNTED != 0>;
-
-template <int kTiles>
 __device__ __forceinline__ void decode(const AttentionParams& p) {
-  using Block = DecodeBlock<kTiles>;
+  using Block = Attention<HEAD_DIM, kTiles, COUNTED != 0>;
   extern __shared__ uint4 attention_memory[];
   typename Block::Shared& shared = *reinterpret_cast<typename Block::Shared*>(attention_memory);
   // The longest partitions first, so that the short ones fill the gaps at the end.
@@ -59,7 +56,7 @@ __device__ __forceinline__ void decode(const AttentionParams& p) {
       if (row >= b.rows) continue;
       float* to = p.part_y + place(row) * HEAD_DIM;
 #pragma unroll
-      for (int j = 0; j < Block::kStrips; ++j)
+      for (int j = 0; j < kBeside; ++j)
 #pragma unroll
         for (int i = 2 * half; i < 8; i += 4) {
           const int feature = Block::feature_block(j) * kTileColumns + column_of_c(lane, i);
@@ -68,10 +65,8 @@ __device__ __forceinline__ void decode(const AttentionParams& p) {
     }
 }
 
-#define V100_DECODE(name, tiles, blocks)                                                                         \
-  extern "C" __global__ void __launch_bounds__(DecodeBlock<tiles>::kThreads, blocks) name(AttentionParams p) { \
-    decode<tiles>(p);                                                                                            \
-  }
+#define V100_DECODE(name, tiles, blocks) \
+  extern "C" __global__ void __launch_bounds__(kAttentionThreads, blocks) name(AttentionParams p) { decode<tiles>(p); }
 
 #if COUNTED
 V100_DECODE(attention_decode_16_counted, 2, 1)
@@ -79,6 +74,7 @@ V100_DECODE(attention_decode_64_counted, 8, 1)
 #else
 V100_DECODE(attention_decode_8, 1, 2)
 V100_DECODE(attention_decode_16, 2, 2)
+V100_DECODE(attention_decode_24, 3, 2)
 V100_DECODE(attention_decode_32, 4, 1)
 V100_DECODE(attention_decode_48, 6, 1)
 V100_DECODE(attention_decode_64, 8, 1)

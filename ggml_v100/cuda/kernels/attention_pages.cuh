@@ -20,8 +20,11 @@
 
 namespace v100::cuda {
 
+constexpr int kKeyWarps = kAttentionWarps / 2;
+constexpr int kBeside = 2;  // strips that a warp computes side by side
+static_assert(kKeyWarps * kBeside == kPageTiles, "the tokens of a page");
+
 // What a warp has asked memory for: strips of a type that is known where it is used, and scales.
-template <int kBeside>
 struct StripsInFlight {
   uint4 load[kBeside][4];
   uint32_t fifth[kBeside];
@@ -43,22 +46,20 @@ struct StripsInFlight {
   }
 };
 
-// kBeside: strips that a warp computes side by side.
-template <int kHeadDim, int kTiles, int kBeside, bool kCounted>
+template <int kHeadDim, int kTiles, bool kCounted>
 struct Attention {
-  static constexpr int kKeyWarps = kPageTiles / kBeside;  // and as many for values
-  static constexpr int kThreads = attention_threads(kBeside), kStrips = kBeside;
   static constexpr int kRows = kTiles * kTileRows;
   static constexpr int kBlocks = kv_feature_blocks(kHeadDim);
   static constexpr int kSides = (kBlocks + kBeside - 1) / kBeside;  // of kBeside feature blocks
-  static constexpr int kParts = kKeyWarps / kSides;  // of a page's tokens: warps that share features
-  static constexpr int kOctet = kRows * 8;                // 8 values of all rows
+  static constexpr int kParts = kKeyWarps / kSides;                 // of a page's tokens: warps that share features
+  static_assert(kSides * kParts == kKeyWarps, "no warp is idle");
+  static constexpr int kOctet = kRows * 8;  // 8 values of all rows
 
   struct Shared {
     uint16_t queries[kBlocks * 4 * kOctet];
     uint16_t weights[kPageTokens / 8 * kOctet];
     float merged[kParts > 1 ? (kParts - 1) * kSides : 1][kParts > 1 ? kBeside * kTileRows * kTileColumns : 1];
-    float warp_largest[kKeyWarps][kRows], tile_sum[kPageTiles][kRows];
+    float warp_largest[kKeyWarps][kRows], warp_sum[kKeyWarps][kRows];
     float largest[2][kRows];  // before and after a page, in turns
     float rescale[2][kRows];  // of the sums before a page, in turns
     float row_scale[kRows];   // from accumulators to scores in powers of 2
@@ -224,7 +225,7 @@ struct Attention {
   };
 
   template <class Strip>
-  __device__ __forceinline__ static void ask_for_keys(int32_t type, const uint8_t* keys, StripsInFlight<kBeside>& flight) {
+  __device__ __forceinline__ static void ask_for_keys(int32_t type, const uint8_t* keys, StripsInFlight& flight) {
     const KeyPlace<Strip> at(type, keys);
 #pragma unroll
     for (int j = 0; j < kBeside; ++j) {
@@ -238,7 +239,7 @@ struct Attention {
   // next: the keys of the page after, or nullptr.
   template <class Strip>
   __device__ __forceinline__ static void add_scores(int32_t type, const uint8_t* keys, const uint8_t* next,
-                                                    const Shared& shared, StripsInFlight<kBeside>& flight,
+                                                    const Shared& shared, StripsInFlight& flight,
                                                     float (&s)[kTiles][kBeside][8]) {
     constexpr bool kScaled = Strip::kType != kKvF16;
     const int strip_bytes = kv_strip_bytes(type_of<Strip>(type)), apart = kBlocks * strip_bytes;
@@ -295,7 +296,7 @@ struct Attention {
                                               Shared& shared) {
     const int lane = lane_id();
     largest = no_score(), sum = 0.0f;
-    StripsInFlight<kBeside> flight;
+    StripsInFlight flight;
     with_kv_type<kCounted>(p.cache.type_k, [&]<class Strip>() {
       ask_for_keys<Strip>(p.cache.type_k, head_part(p, b, begin / kPageTokens, false), flight);
     });
@@ -360,7 +361,7 @@ struct Attention {
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;
 #pragma unroll
-        for (int tile = 0; tile < kPageTiles; ++tile) added += shared.tile_sum[tile][threadIdx.x];
+        for (int w = 0; w < kKeyWarps; ++w) added += shared.warp_sum[w][threadIdx.x];
         sum = fmaf(sum, shared.rescale[turn][threadIdx.x], added);
         largest = shared.largest[turn ^ 1][threadIdx.x];
       }
@@ -398,13 +399,13 @@ struct Attention {
     }
     // Strips between the two. Where the second is behind the last, the first is taken twice.
     __device__ __forceinline__ static int beside() {
-      return kBeside > 1 && (kBlocks % kBeside == 0 || side() + 1 < kSides) ? kPageTiles : 0;
+      return kBlocks % kBeside == 0 || side() + 1 < kSides ? kPageTiles : 0;
     }
   };
 
   template <class Strip>
   __device__ __forceinline__ static void ask_for_values(int32_t type, const uint8_t* values, int unit,
-                                                        StripsInFlight<kBeside>& flight) {
+                                                        StripsInFlight& flight) {
     const ValuePlace<Strip> at(type, values, unit);
 #pragma unroll
     for (int j = 0; j < kBeside; ++j) {
@@ -421,7 +422,7 @@ struct Attention {
   template <class Strip>
   __device__ __forceinline__ void add_values(int32_t type, const uint8_t* values, const uint8_t* next, int unit,
                                              int stop, int page_begin, int begin, int end, const Shared& shared,
-                                             StripsInFlight<kBeside>& flight) {
+                                             StripsInFlight& flight) {
     constexpr bool kScaled = Strip::kType != kKvF16;
     const int strip_bytes = kv_strip_bytes(type_of<Strip>(type));
     const uint16_t* a = shared.weights + row_of_a(lane_id()) * 8;
@@ -483,15 +484,14 @@ struct Attention {
   __device__ __forceinline__ void add_pages(const AttentionParams& p, const AttentionBlock& b, int begin, int end,
                                             Shared& shared) {
     load_queries(p, b, shared);
-    StripsInFlight<kBeside> flight;
+    StripsInFlight flight;
     int page_begin = begin / kPageTokens * kPageTokens, unit = first_unit(page_begin, begin);
     const auto ask = [&](int page, int first) {
       with_kv_type<kCounted>(p.cache.type_v, [&]<class Strip>() {
         ask_for_values<Strip>(p.cache.type_v, head_part(p, b, page, true), first, flight);
       });
     };
-    const bool is_used = part() < kParts;  // of heads of three feature blocks some warps have none
-    if (is_used && unit < stop_unit(page_begin, end)) ask(page_begin / kPageTokens, unit);
+    if (unit < stop_unit(page_begin, end)) ask(page_begin / kPageTokens, unit);
     if (bytes_ahead() >= 1024) prefetch_values(p.cache.type_v, head_part(p, b, page_begin / kPageTokens, true));
     clear();
     whole_block_barrier();  // views and queries are written
@@ -502,8 +502,8 @@ struct Attention {
       whole_block_barrier();  // those of this page are written
       rescale(shared.rescale[turn]);
       const int page = page_begin / kPageTokens, stop = stop_unit(page_begin, end);
-      const bool has_next = is_used && part() < stop_unit(page_begin + kPageTokens, end);
-      if (is_used && unit < stop) {
+      const bool has_next = part() < stop_unit(page_begin + kPageTokens, end);
+      if (unit < stop) {
         const uint8_t* values = head_part(p, b, page, true);
         const uint8_t* next = has_next ? head_part(p, b, page + 1, true) : nullptr;
         with_kv_type<kCounted>(p.cache.type_v, [&]<class Strip>() {
@@ -537,7 +537,7 @@ struct Attention {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         __syncthreads();  // the sums of the tile before are read
-        if (!has_keys() && part() > 0 && part() < kParts) {
+        if (!has_keys() && part() > 0) {
 #pragma unroll
           for (int i = 0; i < kBeside * 8; ++i)
             shared.merged[(part() - 1) * kSides + side()][i * kWarp + lane_id()] = y[t][i / 8][i % 8];

@@ -18,10 +18,8 @@
 
 namespace v100::cuda {
 
-using PromptBlock = Attention<HEAD_DIM, 8, 2, COUNTED != 0>;
-
-extern "C" __global__ void __launch_bounds__(PromptBlock::kThreads, 1) attention_prompt(AttentionParams p) {
-  using Block = PromptBlock;
+extern "C" __global__ void __launch_bounds__(kAttentionThreads, 1) attention_prompt(AttentionParams p) {
+  using Block = Attention<HEAD_DIM, 8, COUNTED != 0>;
   extern __shared__ uint4 attention_memory[];
   typename Block::Shared& shared = *reinterpret_cast<typename Block::Shared*>(attention_memory);
   // The last rows see most: they go first.
@@ -49,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(PromptBlock::kThreads, 1) attention
       const float sum = shared.rescale[0][row];
       float* to = p.y + (static_cast<int64_t>(b.query_row(row)) * p.heads + b.head(row)) * HEAD_DIM;
 #pragma unroll
-      for (int j = 0; j < Block::kStrips; ++j)
+      for (int j = 0; j < kBeside; ++j)
 #pragma unroll
         for (int i = 2 * half; i < 8; i += 4) {
           const int feature = Block::feature_block(j) * kTileColumns + column_of_c(lane, i);

@@ -63,7 +63,7 @@ struct SparseAttention {
   };
 
   struct Shared {
-    float warp_largest[kAttentionWarps][kRows], tile_sum[kAttentionWarps][kRows];
+    float warp_largest[kAttentionWarps][kRows], warp_sum[kAttentionWarps][kRows];
     float largest[2][kRows];  // before and after a stretch, in turns
     float rescale[kRows];     // of the sums before a stretch
     float row_scale[kRows];   // from accumulators to scores in powers of 2
@@ -135,7 +135,7 @@ struct SparseAttention {
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;
 #pragma unroll
-        for (int w = 0; w < kAttentionWarps; ++w) added += shared.tile_sum[w][threadIdx.x];
+        for (int w = 0; w < kAttentionWarps; ++w) added += shared.warp_sum[w][threadIdx.x];
         sum = fmaf(sum, shared.rescale[threadIdx.x], added);
         largest = shared.largest[turn ^ 1][threadIdx.x];
       }

@@ -264,11 +264,13 @@ void CudaOps::soft_cap(Tensor x, float cap) {
 }
 
 void CudaOps::activate(Tensor x, Tensor up, Activation activation) {
-  changes(x);
-  launch_flat(
-      "rows", "gated", x.size(),
-      GatedParams{
-          .gate = x.data, .up = up.data, .y = x.data, .n = x.size(), .activation = static_cast<int32_t>(activation)});
+  const GatedParams params{
+      .gate = x.data, .up = up.data, .y = x.data, .n = x.size(), .activation = static_cast<int32_t>(activation)};
+  if (const auto out = output_panel(x))
+    launch("rows_panel", "gated_panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
+           GatedPanelParams{params, x.features, *out});
+  else
+    launch_flat("rows", "gated", x.size(), params);
 }
 
 // --- rotations ---

@@ -185,7 +185,9 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   if (gate.weight == nullptr) return zeros(x.rows, gate.out_features);
   const Tensor y = create(x.rows, gate.weight->out_features);
   const Codec* codec = device_weight(*gate.weight).codec();
-  if (codec != nullptr && codec == device_weight(*up.weight).codec()) {
+  // For a few rows both products are tiles of one launch: those of the gated kernels are twice as large, and where there are
+  // few of them the last ones have the card to themselves (docs/kernels.md).
+  if (x.rows > kTileRows && codec != nullptr && codec == device_weight(*up.weight).codec()) {
     run_records(x, *codec, std::array{Job{&gate, y}, Job{&up, {}}}, activation);
     return y;
   }

@@ -127,8 +127,9 @@ struct PreviousRowsParams {
   const float* x;             // [rows, features]
   float* y;                   // [rows, features], not x
   float* last;                // slot s at last + s * slot_values: [features]
-  const int32_t* sequence;    // [rows], ascending
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* sequence;    // [rows], -1: of none, y is not written
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences], may be state_from; -1: nothing is written
   int64_t slot_values;
@@ -215,6 +216,11 @@ struct RmsNormPanelParams {
 struct NormGatePanelParams {
   NormGateParams gate;
   PanelOutput out;  // of gate.x
+};
+struct GatedPanelParams {
+  GatedParams gated;  // n = rows * features
+  int32_t features;
+  PanelOutput out;  // of gated.y
 };
 struct ApplyGatePanelParams {
   ApplyGateParams gate;
@@ -477,9 +483,11 @@ struct DeltaNetParams {
   float* memory;              // slot s at memory + s * slot_values: [value_heads, head_dim / 16, head_dim, 16]
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences]
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   int64_t slot_values;
   int32_t key_heads, value_heads;
+  int32_t most_rows;  // of a sequence; those with more are left alone
   float eps;
 };
 
@@ -495,6 +503,7 @@ struct DeltaNetChunksParams {
   const int32_t* state_from;
   const int32_t* state_to;
   const int32_t* first_row;
+  const int32_t* end_row;
   const int32_t* first_position;  // [sequences], of the first row in its sequence: chunks end at multiples of 64
   const int32_t* first_chunk;     // [sequences + 1], of the launch
   uint16_t* key_panels;           // f16, [chunks, key_heads, delta_key_panel_values]
@@ -512,7 +521,8 @@ struct CausalConvParams {
   float* history;             // slot s at history + s * slot_values: [(taps - 1) * dilation, channels]
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences]
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   int64_t slot_values;
   int32_t channels, taps, dilation;
 };
@@ -556,15 +566,12 @@ struct MaskLogitsParams {
   int32_t n;
 };
 
-// Biases, then penalties on the listed tokens of each row. Grid (rows), 256 threads.
-struct SteerLogitsParams {
-  float* logits;               // [rows, n], in place
-  const int32_t* first_token;  // [rows + 1]: the row's stretch of the lists
-  const int32_t* tokens;       // each once in a row
-  const float* biases;         // added; 0 where there is none
-  const int32_t* counts;       // in the window of penalties; 0: no penalty
-  const float* penalties;      // [rows, 3]: repeat, frequency, presence; 1, 0, 0: none
-  int32_t n;
+// Single values of each row. Grid (rows), 256 threads.
+struct PickColumnsParams {
+  const float* x;          // [rows, n]
+  const int32_t* columns;  // [rows, listed], -1: none
+  float* y;                // [rows, listed], 0 where there is none
+  int32_t n, listed;
 };
 
 // One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.

@@ -4,6 +4,7 @@
 // Bound     latency: a row is loaded at once, into registers, and everything is made of those (rows that do not fit, and heads
 //           of other sizes than 128, go through memory).
 // Budget    rms_norm_panel     256 threads, <= 128 registers, 96 B shared
+// Budget    gated_panel        512 threads, <= 128 registers, 64 B shared
 // Budget    *                  512 threads, <= 80 registers, 64 B shared
 // Numerics  rows.cuh, then panel.cuh: the bits of the two kernels one after the other.
 #include "panel.cuh"
@@ -73,6 +74,30 @@ extern "C" __global__ void __launch_bounds__(kThreads) norm_gate_panel(NormGateP
                   opening(gate.function, o.w)};
   });
   x.store(gate.x + start, features);
+  leave_held(p.out, row, x, features);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gated_panel(GatedPanelParams p) {
+  const GatedParams& gated = p.gated;
+  const int row = static_cast<int>(blockIdx.x), features = p.features;
+  const int64_t start = static_cast<int64_t>(row) * features;
+  const auto product = [&](const float4& gate, const float4& up) {
+    return float4{activate(gated.activation, gate.x), activate(gated.activation, gate.y),
+                  activate(gated.activation, gate.z), activate(gated.activation, gate.w)} *
+           up;
+  };
+  if (!PanelRow::fits(features)) {
+    in_batches<4>(
+        4 * static_cast<int>(threadIdx.x), 4 * kThreads, features,
+        [&](int i) { return product(quad_at(gated.gate + start, i), quad_at(gated.up + start, i)); },
+        [&](int i, const float4& quad) { *reinterpret_cast<float4*>(gated.y + start + i) = quad; });
+    return leave_panel<kThreads>(p.out, row, gated.y, features);
+  }
+  PanelRow x, up;
+  x.load(gated.gate + start, features);
+  up.load(gated.up + start, features);
+  x.each_with(up, features, [&](int, float4& quad, const float4& u) { quad = product(quad, u); });
+  x.store(gated.y + start, features);
   leave_held(p.out, row, x, features);
 }
 

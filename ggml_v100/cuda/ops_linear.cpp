@@ -195,7 +195,8 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   const Tensor other = create(x.rows, y.features);
   run_linear(x, std::array{Job{&gate, y}, Job{&up, other}});
   activate(y, other, activation);
-  arena_.release(mark);
+  const bool left_panel = known_panel_ && known_panel_->mark > mark;  // behind `other`
+  if (!left_panel) arena_.release(mark);
   return y;
 }
 

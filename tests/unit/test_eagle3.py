@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pyllama import InvalidArgument, Llama, ModelError
-from pyllama._engine import Draft, DraftOrder, Engine, Model, Sampler, Speculator, Work
+from pyllama._engine import Draft, DraftOrder, Engine, MemoryNeeds, Model, Sampler, Speculator, Work
 from pyllama.speculation import SpeculationOptions
 from support.dflash_forward import tapped_inputs
 from support.draft_rounds import drafted, undrafted
@@ -214,6 +214,15 @@ def test_after_a_shift_keys_were_turned_and_states_were_not(tmp_path: Path) -> N
         for dropped in (range(10, 40), range(11, 40))
     ]
     assert found[0] < 1e-3 < 0.01 < found[1]
+
+
+def test_a_plan_counts_the_drafter(target: Path, tmp_path: Path) -> None:
+    drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
+    for file in (None, drafter):
+        (need,) = MemoryNeeds(target, drafter=file).of(n_ctx=512)
+        model = Model(target, drafter=file)
+        assert model.rank_bytes[0] <= need.weights <= 1.1 * model.rank_bytes[0] + 20_000
+        assert need.kv == Engine(model, n_ctx=512, n_threads=1).kv_bytes
 
 
 @pytest.mark.parametrize(("kind", "bits", "state_bits"), [("f32", 32, 32), ("q8_0", 8.5, 16), ("q4_0", 4.5, 16)])

@@ -364,9 +364,9 @@ struct RotateAppendParams {
 struct KvReadParams {
   float* k;              // [rows, kv_heads * head_dim]
   float* v;              // the same
-  const int32_t* pages;  // of the sequence
+  const int32_t* where;  // place of the first in its page, then that page and those after it
   KvCache cache;
-  int32_t rows, first;
+  int32_t rows;
 };
 
 // Sparse attention: an index cache (KvCache::block > 0) has the tokens' index keys as values, stored by kv_append without k,

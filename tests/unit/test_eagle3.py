@@ -144,16 +144,17 @@ def test_the_comparison_sees_a_state_of_another_token(target: Path, streams: lis
     assert distance(draft, expected_logits(target, drafter, swapped, 50, draft)) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["f32", "f16"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen35"])
-def test_drafts_do_not_depend_on_company_cuts_or_history(tmp_path: Path, architecture: str) -> None:
+def test_drafts_do_not_depend_on_company_cuts_or_history(tmp_path: Path, architecture: str, kind: str) -> None:
     """Chunks of any size, forks, other sequences, drafts before, tokens that were taken back: the same bits."""
     write = write_tiny_llama if architecture == "llama" else write_tiny_hybrid
     target = write(tmp_path / "target.gguf", n_layer=4)
     drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
-    alone = open_engine(target, drafter)
+    alone = open_engine(target, drafter, type_k=kind, type_v=kind)
     append(alone, TEXT[:280])
     expected = drawn(alone, 5)
-    engine = open_engine(target, drafter, n_ctx=4096, n_seq_max=3)
+    engine = open_engine(target, drafter, n_ctx=4096, n_seq_max=3, type_k=kind, type_v=kind)
     append(engine, TEXT[:270], cut=7)
     append(engine, TEXT[50:170], 1)
     if architecture == "llama":

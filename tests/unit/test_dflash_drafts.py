@@ -292,7 +292,8 @@ def test_the_drafter_lies_where_the_output_matrix_is(tmp_path: Path) -> None:
         more = [with_it - without for with_it, without in zip(drafted.rank_bytes, plain.rank_bytes, strict=True)]
         assert [n > 0 for n in more] == [rank == home for rank in range(len(plain.devices))]
         for model, file in ((plain, None), (drafted, drafter)):
-            for need, matrices in zip(MemoryNeeds(target, drafter=file).of(n_ctx=512, **split), model.rank_bytes):
+            needs = MemoryNeeds(target, drafter=file).of(n_ctx=512, **split)
+            for need, matrices in zip(needs, model.rank_bytes, strict=True):
                 assert matrices <= need.weights <= 1.1 * matrices + 20_000
 
 

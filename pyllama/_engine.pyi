@@ -120,7 +120,7 @@ class Model:
 
     load_mtp: also the blocks of multi-token prediction, where the file has them; else their memory is not spent.
     mtp_file: such blocks in a file of their own, in the place of those of the model's.
-    drafter: a DFlash drafter that was made for this model.
+    drafter: a drafter on hidden states (DFlash, DSpark, EAGLE-3) that was made for this model.
     kv_overrides: values that replace metadata on lookup (``--override-kv``).
     isa: ``auto`` or one of ``backend_info()["available"]``; ``reference`` is the plain scalar implementation.
     devices: what the model runs on, of ``backend_info()["devices"]``; none: the CPU. Each is a rank, and several may be
@@ -505,6 +505,18 @@ class StepOutput(NamedTuple):
     logprob: float  # ln softmax(raw logits)[token], or with post_sampling_probs its probability; 0.0 when n_probs is 0
     top: list[tuple[int, float]]  # (id, logprob or probability), falling, n_probs long at most; empty unless asked for
 
+class BlockDraft(NamedTuple):
+    """What a drafter of blocks thinks of the D tokens after a sequence's last one.
+
+    tokens: K candidates of each place, by falling logit. scores: of candidate j after candidate i of the place before
+    (of the first place: after the last token, the same for all i). confidences: of drafters that say how likely the
+    first candidate of a place stands, else None.
+    """
+
+    tokens: NDArray[np.int32]  # [D, K]
+    scores: NDArray[np.float32]  # [D, K, K]
+    confidences: NDArray[np.float32] | None  # [D]
+
 class PrefixReuse(NamedTuple):
     """How a sequence begins now, and why it does not begin with more."""
 
@@ -645,14 +657,10 @@ class Engine:
         sequence or that another item uses, and for ``rank`` with a model without a classification head.
         """
 
-    def draft_blocks(
-        self, work: Sequence[tuple[int, int]], n_draft: int
-    ) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
-        """For each (seq_id, last token, not yet computed) what the model's DFlash drafter thinks of the next tokens.
+    def draft_blocks(self, work: Sequence[tuple[int, int]], n_draft: int) -> list[BlockDraft]:
+        """For each (seq_id, last token, not yet computed) what the model's drafter of blocks thinks of the next tokens.
 
-        Returns candidates ``[n_draft, K]``, of each place by falling logit, and scores ``[n_draft, K, K]`` of
-        candidate j after candidate i of the place before (of the first place: after the last token, the same for all
-        i). Sequences stay as they are. Raises `ContextFull`, `InvalidArgument`.
+        Sequences stay as they are. Raises `ContextFull`, `InvalidArgument`.
         """
 
     # Sequence memory. Lengths are in tokens.

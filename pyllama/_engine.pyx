@@ -32,6 +32,7 @@ Work = namedtuple("Work", "seq_id tokens sampler n_probs post_sampling_probs log
                   defaults=(None, 0, False, None, (), (), (), None, None))
 EmbeddingWork = namedtuple("EmbeddingWork", "seq_id tokens pool ends", defaults=(True,))
 StepOutput = namedtuple("StepOutput", "seq_id token logprob top")
+BlockDraft = namedtuple("BlockDraft", "tokens scores confidences")
 InputSums = namedtuple("InputSums", "squares n_rows")
 PrefixReuse = namedtuple("PrefixReuse", "length matched source checkpoint limit moved", defaults=(0,))
 CacheUsage = namedtuple("CacheUsage", "budget used kv_bytes checkpoint_bytes n_nodes n_checkpoints n_evicted")
@@ -583,7 +584,9 @@ cdef class Engine:
         for i in range(lattices.size()):
             rows, k = lattices[i].rows, lattices[i].candidates
             tokens = np.array(lattices[i].tokens, np.int32).reshape(rows, k)
-            found.append((tokens, np.array(lattices[i].scores, np.float32).reshape(rows, k, k)))
+            scores = np.array(lattices[i].scores, np.float32).reshape(rows, k, k)
+            confidences = np.array(lattices[i].confidences, np.float32) if lattices[i].confidences.size() else None
+            found.append(BlockDraft(tokens, scores, confidences))
         return found
 
     def truncate(self, int32_t seq_id, int32_t length):

@@ -338,6 +338,7 @@ cdef extern from "model/dflash.h" namespace "v100" nogil:
         int32_t candidates
         vector[int32_t] tokens
         vector[float] scores
+        vector[float] confidences
 
 cdef extern from "engine/engine.h" namespace "v100" nogil:
     cdef cppclass BlockWork:

@@ -15,6 +15,10 @@ from typing import Any
 PAGE_TOKENS = 256
 """kPageTokens of the engine, for modules that must not import it."""
 
+PROMPT_GRAIN = 64
+"""Devices take a recurrent model's prompt in chunks that end at multiples of so many tokens (the engine's kDeltaChunk):
+cut there it keeps its bits."""
+
 MOST_BORDERS = 8
 """Checkpoints at borders of messages per prompt."""
 
@@ -108,3 +112,9 @@ def checkpoint_rule(tokenizer: Any, min_step: int = 8192) -> CheckpointRule:
     if tokenizer.bos_id is not None:
         opening.add(tokenizer.bos_id)
     return CheckpointRule(frozenset(opening), ending, min_step)
+
+
+def cut_to_grain(n_held: int, n_tokens: int, grain: int) -> int:
+    """At most `n_tokens`: behind the `n_held` before them they end at a multiple of `grain`. All, if none would be."""
+    most = (n_held + n_tokens) // grain * grain - n_held
+    return most if most > 0 else n_tokens

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyllama import _engine
-from pyllama.checkpoints import PAGE_TOKENS, CheckpointRule
+from pyllama.checkpoints import PAGE_TOKENS, PROMPT_GRAIN, CheckpointRule, cut_to_grain
 from pyllama.completion import DrawnToken, SamplingOptions, log_softmax_top
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import ContextFull, InvalidArgument
@@ -215,9 +215,11 @@ class TokenSequence:
         first = len(self.tokens)
         cuts = self._planned = self._checkpoints.positions(tokens, first) if self._checkpoints and end > 1 else []
         self._keep_state()
+        grain = PROMPT_GRAIN if self._model.is_recurrent else 1
         start = 0
         while start < end:
-            stop = min([start + size, end, *(cut - first for cut in cuts if cut - first > start)])
+            most = size if end - start <= size else cut_to_grain(first + start, size, grain)
+            stop = min([start + most, end, *(cut - first for cut in cuts if cut - first > start)])
             yield tokens[start:stop], stop == end
             start = stop
 

@@ -22,7 +22,10 @@ log = logging.getLogger("pyllama")
 MOST_ROWS = 64
 """Rows that all drafts of a step may take together: up to there the engine runs as for single tokens."""
 
-COMPUTING = ("draft-simple", "draft-mtp", "draft-dflash")
+COMPANIONS = ("draft-eagle3", "draft-dflash", "draft-dspark")
+"""Types whose drafter is made for the target and loaded with it."""
+
+COMPUTING = ("draft-simple", "draft-mtp", *COMPANIONS)
 """Types that draft with a model; the others look things up."""
 
 
@@ -96,7 +99,7 @@ class SpeculationOptions:
 
     @property
     def draws(self) -> bool:
-        """Drafts are drawn at the request's temperature. DFlash drafters are made for that; others by wish."""
+        """Drafts are drawn at the request's temperature. DFlash2 drafters are made for that; others by wish."""
         return "draft-dflash" in self.types if self.samples is None else self.samples
 
     @property
@@ -104,16 +107,18 @@ class SpeculationOptions:
         """What the target is to be loaded with: arguments of `pyllama._engine.Model`. Raises `InvalidArgument`."""
         if not self.is_on:
             return {}
-        has_own_file = "draft-simple" in self.types or "draft-dflash" in self.types
+        with_file = [name for name in ("draft-simple", *COMPANIONS) if name in self.types]
         predicts = "draft-mtp" in self.types
-        if "draft-dflash" in self.types and not self.draft_model:
-            raise InvalidArgument("draft-dflash needs a drafter (--spec-draft-model)")
-        if "draft-dflash" in self.types and "draft-simple" in self.types:
-            raise InvalidArgument("draft-simple and draft-dflash need a draft model each; there is one option for it")
+        if predicts and "draft-eagle3" in self.types:
+            raise InvalidArgument("draft-mtp and draft-eagle3 cannot both go on from the model's hidden states")
+        if len(with_file) > 1:
+            raise InvalidArgument(f"{' and '.join(with_file)} need a draft model each; there is one option for it")
         arguments: dict[str, Any] = {"load_mtp": predicts}
-        if "draft-dflash" in self.types:
+        if with_file and with_file[0] in COMPANIONS:
+            if not self.draft_model:
+                raise InvalidArgument(f"{with_file[0]} needs a drafter (--spec-draft-model)")
             arguments["drafter"] = self._existing_file()
-        if predicts and self.draft_model and not has_own_file:
+        if predicts and self.draft_model and not with_file:
             arguments["mtp_file"] = self._existing_file()
         return arguments
 
@@ -176,6 +181,8 @@ def inferred_types(draft_model: str) -> tuple[str, ...]:
         architecture = str(file.metadata.get("general.architecture", ""))
         n_blocks = file.metadata.get(f"{architecture}.block_count", 0)
         tensors = {tensor.name for tensor in file.tensors}
+    if architecture == "eagle3":
+        return ("draft-eagle3",)
     if architecture == "dflash":
         return ("draft-dspark",) if "markov_w1.weight" in tensors else ("draft-dflash",)
     if isinstance(n_blocks, int) and f"blk.{n_blocks - 1}.nextn.eh_proj.weight" in tensors:

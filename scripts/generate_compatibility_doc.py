@@ -47,6 +47,7 @@ DIFFERENCES = """## Deliberate differences
   refuses `suffix` and `best_of`. `dimensions` of embeddings counts.
 - A queue of 1024 prompts; beyond that 503 with `Retry-After`. When memory is full the newest request waits; none fails.
 - A first piece of a tool call carries `"arguments": ""`.
+- An EAGLE-3 file as `--spec-draft-model` needs no `--spec-type`; llama-server then runs without speculation.
 - Metrics are written with all digits.
 """
 

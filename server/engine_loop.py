@@ -262,7 +262,11 @@ class EngineLoop:
         self._start_children()
         self._draw_kept()
         plan = scheduler.plan_step(
-            self._states(), self._n_batch, mixes_prompts=self._settings.mixes_prompts, prompts_rest=rests
+            self._states(),
+            self._n_batch,
+            mixes_prompts=self._settings.mixes_prompts,
+            prompts_rest=rests,
+            prompt_grain=self._settings.prompt_grain,
         )
         if plan:
             self._step(plan)
@@ -435,6 +439,7 @@ class EngineLoop:
                         self._tokens_until_cut(slot),
                         generation.has_begun,
                         generation.awaits_mask,
+                        len(slot.tokens),
                     )
                 )
         return states

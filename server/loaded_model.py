@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama.chat.tools_as_text import with_calls_as_text, with_tools_as_text
-from pyllama.checkpoints import PAGE_TOKENS, checkpoint_rule
+from pyllama.checkpoints import PAGE_TOKENS, PROMPT_GRAIN, checkpoint_rule
 from pyllama.dry_breakers import DryBreakerTable
 from pyllama.errors import InvalidArgument
 from pyllama.host_memory import MEBIBYTE, cache_budget
@@ -367,6 +367,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
             n_embedding_rows=min(settings.n_ubatch, settings.n_batch),
             adds_bos=tokenizer.add_bos,
             checkpoints=checkpoint_rule(tokenizer, settings.checkpoint_min_step) if keeps_states else None,
+            prompt_grain=PROMPT_GRAIN if model.is_recurrent else 1,
             can_cut=not model.is_recurrent,
         ),
         make_work=Work,

@@ -19,6 +19,7 @@ class LoopSettings:
     checkpoints: where states are kept, for models that go back in a sequence by them: recurrent ones, sliding windows.
     prefill_pace: per cent of the time that prompt tokens may take while something generates; 0 and 100: any.
     sleep_seconds: after so long without work the engine is closed, and made again for the next work; 0: never.
+    prompt_grain: prompts that are computed in several steps are cut at multiples of so many tokens.
     can_cut: a sequence can be cut back by a few tokens without one; where it cannot, max_passes is 1.
     """
 
@@ -32,6 +33,7 @@ class LoopSettings:
     n_embedding_rows: int = 512
     adds_bos: bool = False
     checkpoints: CheckpointRule | None = None
+    prompt_grain: int = 1
     can_cut: bool = True
     prefill_pace: int = 0
     sleep_seconds: float = 0

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from pyllama.checkpoints import cut_to_grain
+
 
 class SequenceState(NamedTuple):
     """One busy slot. `n_pending`: tokens known but not yet in the engine; 0 while it waits for its parent's prompt.
 
     n_until_cut: tokens after which a step must end, because the state there is wanted; 0: none.
     has_begun: some of its prompt has been computed, so that the rest may be paced.
+    n_held: tokens that are in the engine.
     awaits_mask: all its tokens are in the engine; the next one is drawn when its grammar's mask is there.
     """
 
@@ -27,6 +30,7 @@ class SequenceState(NamedTuple):
     n_until_cut: int = 0
     has_begun: bool = False
     awaits_mask: bool = False
+    n_held: int = 0
 
     @property
     def generates(self) -> bool:
@@ -58,13 +62,20 @@ def prompts_rest(since_us: int, step_us: int, pace: int) -> bool:
 
 
 def plan_step(
-    sequences: Sequence[SequenceState], n_batch: int, *, mixes_prompts: bool = True, prompts_rest: bool = False
+    sequences: Sequence[SequenceState],
+    n_batch: int,
+    *,
+    mixes_prompts: bool = True,
+    prompts_rest: bool = False,
+    prompt_grain: int = 1,
 ) -> list[Chunk]:
     """One token of every generating sequence, then prompt tokens, oldest first, up to `n_batch` rows in all.
 
     n_batch: more than the number of slots. mixes_prompts: continuous batching; off, prompts wait for all generation.
     prompts_rest: while something generates only prompts that have not begun run, each its first chunk, so that nobody
     waits for the first sign of life.
+    prompt_grain: a prompt that does not fit is cut at a multiple of it; if no more than that of it would run beside an
+    older one, it waits.
     """
     chunks = [Chunk(s.slot, 1, True) for s in sequences if s.is_generating and not s.is_blocked]
     generates = any(s.generates for s in sequences)
@@ -72,13 +83,19 @@ def plan_step(
         return chunks
     room = n_batch - len(chunks)
     rests = prompts_rest and generates
+    has_prompt = False
     for s in sorted(_startable_prompts(sequences), key=lambda s: s.age):
         if rests and s.has_begun:
             continue
         if room <= 0:
             break
         n_tokens = min(s.n_pending, room, s.n_until_cut or room)
+        if n_tokens < s.n_pending and n_tokens != s.n_until_cut:
+            n_tokens = cut_to_grain(s.n_held, n_tokens, prompt_grain)
+            if has_prompt and n_tokens <= prompt_grain > 1:
+                break
         chunks.append(Chunk(s.slot, n_tokens, n_tokens == s.n_pending))
+        has_prompt = True
         room -= n_tokens
     return chunks
 

@@ -14,8 +14,6 @@ namespace v100::cuda {
 namespace {
 
 constexpr size_t kInputBytes = size_t{8} << 20;
-Grid panel_grid(const PanelOutput& out) { return {static_cast<uint32_t>(8 * out.tiles)}; }
-
 constexpr size_t kStagingPiece = size_t{4} << 20, kStagingPieces = 4;
 
 }  // namespace
@@ -222,9 +220,10 @@ Tensor CudaOps::add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float ep
                            .features = x.features,
                            .eps = eps};
   if (const auto out = output_panel(y))
-    launch("rows_panel", "rms_norm_panel", panel_grid(*out), kThreads, RmsNormPanelParams{norm, *out});
+    launch("rows_panel", "rms_norm_panel", {static_cast<uint32_t>(x.rows)}, kNormThreads,
+           RmsNormPanelParams{norm, *out});
   else
-    launch("rows", "rms_norm", {static_cast<uint32_t>(x.rows)}, kThreads, norm);
+    launch("rows", "rms_norm", {static_cast<uint32_t>(x.rows)}, kNormThreads, norm);
   return y;
 }
 
@@ -261,11 +260,13 @@ void CudaOps::soft_cap(Tensor x, float cap) {
 }
 
 void CudaOps::activate(Tensor x, Tensor up, Activation activation) {
-  changes(x);
-  launch_flat(
-      "rows", "gated", x.size(),
-      GatedParams{
-          .gate = x.data, .up = up.data, .y = x.data, .n = x.size(), .activation = static_cast<int32_t>(activation)});
+  const GatedParams params{
+      .gate = x.data, .up = up.data, .y = x.data, .n = x.size(), .activation = static_cast<int32_t>(activation)};
+  if (const auto out = output_panel(x))
+    launch("rows_panel", "gated_panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
+           GatedPanelParams{params, x.features, *out});
+  else
+    launch_flat("rows", "gated", x.size(), params);
 }
 
 // --- rotations ---
@@ -306,7 +307,8 @@ void CudaOps::apply_gate(Tensor x, Tensor gate) {
   const ApplyGateParams params{
       .x = x.data, .gate = gate.data, .rows = x.rows, .features = x.features, .gates = gate.features};
   if (const auto out = output_panel(x))
-    launch("rows_panel", "apply_gate_panel", panel_grid(*out), kThreads, ApplyGatePanelParams{params, *out});
+    launch("rows_panel", "apply_gate_panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
+           ApplyGatePanelParams{params, *out});
   else
     launch_flat("rows", "apply_gate", x.size(), params);
 }
@@ -322,7 +324,8 @@ void CudaOps::norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps,
                               .function = static_cast<int32_t>(function),
                               .eps = eps};
   if (const auto out = output_panel(x))
-    launch("rows_panel", "norm_gate_panel", panel_grid(*out), kThreads, NormGatePanelParams{params, *out});
+    launch("rows_panel", "norm_gate_panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
+           NormGatePanelParams{params, *out});
   else
     launch("rows", "norm_gate", warps_grid(int64_t{x.rows} * heads), kThreads, params);
 }

@@ -2,7 +2,7 @@
 // Tensors, pages, states and vectors are device addresses that the host never reads through.
 //
 // One file per subject: ops.cpp (memory, row-wise operations, meeting points), ops_linear.cpp, ops_attention.cpp, ops_sparse.cpp,
-// ops_recurrent.cpp, ops_experts.cpp, ops_streams.cpp.
+// ops_recurrent.cpp, ops_experts.cpp, ops_streams.cpp, ops_look_up.cpp.
 #pragma once
 
 #include <algorithm>
@@ -100,6 +100,7 @@ class CudaOps final : public Ops {
 
   void read(Tensor x, std::span<float> destination) override;
   Tensor on_host(Tensor x) override;
+  std::optional<RowAnswer> look_up(Tensor x, const RowQuery& query) override;
   RopeTable place_angles(const RopeTable& table) override;
   std::shared_ptr<std::byte[]> allocate(size_t bytes) override;
   void copy_bytes(const std::byte* from, std::byte* to, size_t bytes) override;
@@ -208,6 +209,10 @@ class CudaOps final : public Ops {
   void run_expert_floats(Tensor x, const Groups& groups, const ExpertLinear& w, int32_t slots_per_row, Tensor y);
 
   void rotate(const NormRopeParams& params);
+
+  // Of the sequences that have chunks in the tables.
+  void delta_net_in_chunks(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const RowTables& tables,
+                           const StateRecords& memory, Tensor y);
 
   // --- attention ---
   void append_rows(Tensor k, Tensor v, const RowTables& tables, const KvCache& cache);  // k without data: only v

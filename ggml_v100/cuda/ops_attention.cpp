@@ -87,13 +87,17 @@ KeysValues CudaOps::kv_read(RowRange indices, std::span<const PageId> pages, con
   const int32_t features = cache.kv_heads * cache.head_dim;
   const KeysValues read{create(indices.size(), features), create(indices.size(), features)};
   const int64_t warps = int64_t{indices.size()} * cache.kv_heads * kv_feature_blocks(cache.head_dim) * 2;
+  if (warps == 0) return read;
+  // Where they are lies in device memory: reading the last token of a growing sequence is the same work every time.
+  std::vector<int32_t> where{indices.begin % kPageTokens};
+  for (int32_t page = indices.begin / kPageTokens; page <= (indices.end - 1) / kPageTokens; ++page)
+    where.push_back(pages[static_cast<size_t>(page)]);
   launch("kv_append", "kv_read", warps_grid(warps), kThreads,
          KvReadParams{.k = read.k.data,
                       .v = read.v.data,
-                      .pages = bring(pages),
+                      .where = bring(std::span<const int32_t>(where)),
                       .cache = cache,
-                      .rows = indices.size(),
-                      .first = indices.begin});
+                      .rows = indices.size()});
   return read;
 }
 

@@ -109,7 +109,7 @@ void CudaOps::run_expert_records(Tensor x, const Groups& groups, std::span<const
   auto* panel = take<uint16_t>(static_cast<size_t>(groups.most_items) * static_cast<size_t>(groups.item_rows) *
                                static_cast<size_t>(x.features));
   auto* row_scale = take<float>(static_cast<size_t>(groups.slots));
-  launch("panel", "expert_panel", rows_grid(groups.item_rows, groups.most_items), kThreads,
+  launch("panel", "expert_panel", rows_grid(groups.item_rows, groups.most_items), kRowThreads,
          ExpertPanelParams{.x = x.data,
                            .items = groups.items,
                            .order = groups.order,

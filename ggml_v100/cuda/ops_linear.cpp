@@ -64,7 +64,7 @@ CudaOps::Panel CudaOps::make_panel(Tensor x) {
   const auto padded = static_cast<size_t>(tiles * kTileRows);
   auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
   auto* row_scale = take<float>(padded);
-  launch("panel", "panel", {static_cast<uint32_t>(padded)}, kThreads,
+  launch("panel", "panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
          PanelParams{.x = x.data,
                      .panel = values,
                      .row_scale = row_scale,
@@ -185,7 +185,9 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   if (gate.weight == nullptr) return zeros(x.rows, gate.out_features);
   const Tensor y = create(x.rows, gate.weight->out_features);
   const Codec* codec = device_weight(*gate.weight).codec();
-  if (codec != nullptr && codec == device_weight(*up.weight).codec()) {
+  // For a few rows both products are tiles of one launch: those of the gated kernels are twice as large, and where there are
+  // few of them the last ones have the card to themselves (docs/kernels.md).
+  if (x.rows > kTileRows && codec != nullptr && codec == device_weight(*up.weight).codec()) {
     run_records(x, *codec, std::array{Job{&gate, y}, Job{&up, {}}}, activation);
     return y;
   }
@@ -193,7 +195,8 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   const Tensor other = create(x.rows, y.features);
   run_linear(x, std::array{Job{&gate, y}, Job{&up, other}});
   activate(y, other, activation);
-  arena_.release(mark);
+  const bool left_panel = known_panel_ && known_panel_->mark > mark;  // behind `other`
+  if (!left_panel) arena_.release(mark);
   return y;
 }
 

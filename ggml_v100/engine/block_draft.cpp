@@ -1,4 +1,7 @@
 // Drafts by a drafter of whole blocks: one pass for the blocks of all sequences, on pages that are given back.
+#include <algorithm>
+#include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -25,9 +28,7 @@ struct BlockPass {
   void allocate(const DFlash& drafter, const Hyperparameters& hp, bool is_shared) {
     hidden_ = hp.hidden;
     has_head_ = drafter.has_head();
-    width_ = !has_head_                       ? hp.vocab
-             : drafter.draft_tokens().empty() ? hp.vocab
-                                              : static_cast<int32_t>(drafter.draft_tokens().size());
+    width_ = drafter.head_rows();
     const auto n = ubatch.outputs.size();
     logits_.resize(n * static_cast<size_t>(width_));
     if (is_shared && !has_head_) states_.resize(n * static_cast<size_t>(hidden_));
@@ -60,7 +61,7 @@ struct BlockPass {
   void make_lattices(const Rank& rank) {
     if (!rank.text().has_block_drafter()) return;
     const DFlash* drafter = rank.text().block_drafter();
-    const auto width = static_cast<size_t>(width_);
+    if (drafter->markov_head() != nullptr) correct_for_predecessors(rank.ops(), *drafter);
     const auto k = static_cast<size_t>(drafter->candidates(width_));
     std::vector<Candidate> chosen;
     std::vector<int32_t> ids;
@@ -69,22 +70,55 @@ struct BlockPass {
       const auto first = static_cast<int32_t>(i) * n_draft;
       ids.clear(), of_ids.clear();
       for (int32_t t = first; t < first + n_draft; ++t) {
-        select_first_of_untrusted(std::span(logits_).subspan(static_cast<size_t>(t) * width, width), k, chosen);
+        select_first_of_untrusted(logits_of(static_cast<size_t>(t)), k, chosen);
         for (const Candidate& c : chosen) ids.push_back(c.token), of_ids.push_back(c.logit);
       }
       lattices.push_back(
           drafter->lattice(rank.ops(), anchors[i], {drafted_.row(first), n_draft, drafted_.features}, ids, of_ids));
+      if (confidences_.empty()) continue;
+      const auto own = std::span(confidences_).subspan(static_cast<size_t>(first), static_cast<size_t>(n_draft));
+      lattices.back().confidences.assign(own.begin(), own.end());
     }
     scope_.reset();
   }
 
  private:
+  std::span<float> logits_of(size_t row) {
+    return std::span(logits_).subspan(row * static_cast<size_t>(width_), static_cast<size_t>(width_));
+  }
+
+  // From left to right, all blocks at once: the predecessor of a row is the best token of the row before, the anchor first.
+  void correct_for_predecessors(Ops& ops, const DFlash& drafter) {
+    const MarkovHead& head = *drafter.markov_head();
+    std::vector<int32_t> predecessors = anchors, rows(anchors.size());
+    std::vector<float> corrections(anchors.size() * static_cast<size_t>(width_)), sure(anchors.size());
+    if (head.has_confidence()) confidences_.resize(anchors.size() * static_cast<size_t>(n_draft));
+    std::vector<Candidate> best;
+    for (int32_t t = 0; t < n_draft; ++t) {
+      const Ops::Scope scope(ops);
+      for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int32_t>(i) * n_draft + t;
+      const Tensor embedded = head.embed(ops, predecessors);
+      ops.read(head.corrections(ops, embedded), corrections);
+      if (head.has_confidence()) ops.read(head.confidences(ops, ops.gather_rows(drafted_, rows), embedded), sure);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const auto row = static_cast<size_t>(rows[i]);
+        const std::span<float> logits = logits_of(row);
+        const float* correction = corrections.data() + i * logits.size();
+        std::transform(logits.begin(), logits.end(), correction, logits.begin(), std::plus<>());
+        if (head.has_confidence()) confidences_[row] = 1.0f / (1.0f + std::exp(-sure[i]));
+        select_first_of_untrusted(logits, 1, best);
+        predecessors[i] = drafter.target_token(best[0].token);
+      }
+    }
+  }
+
   int32_t hidden_ = 0, width_ = 0;
   bool has_head_ = false;
   std::optional<Ops::Scope> scope_;  // of the rank with the drafter
   Tensor drafted_;
-  std::vector<float> states_;  // for the others, where they have rows of the output matrix; else empty
-  std::vector<float> logits_;  // [drafts * n_draft, width]
+  std::vector<float> states_;       // for the others, where they have rows of the output matrix; else empty
+  std::vector<float> logits_;       // [drafts * n_draft, width]
+  std::vector<float> confidences_;  // [drafts * n_draft], or none
 };
 
 }  // namespace
@@ -94,10 +128,10 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
   ranks_->require_usable();
   const DFlash* drafter = model_->text().block_drafter();
   if (drafter == nullptr) throw InvalidArgument("the model was loaded without a drafter of blocks");
-  if (n_draft < 1 || n_draft >= drafter->block_size())
+  if (n_draft < 1 || n_draft > drafter->most_drafted())
     throw InvalidArgument("a draft of " + std::to_string(n_draft) + " tokens; the drafter makes 1 to " +
-                          std::to_string(drafter->block_size() - 1));
-  const int32_t block_rows = n_draft + 1;
+                          std::to_string(drafter->most_drafted()));
+  const int32_t block_rows = drafter->silent_rows() + n_draft;
   if (static_cast<int64_t>(work.size()) * block_rows > n_ubatch_)
     throw InvalidArgument(std::to_string(work.size()) + " drafts of " + std::to_string(n_draft) +
                           " tokens do not fit into a ubatch of " + std::to_string(n_ubatch_));
@@ -127,7 +161,7 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
       u.rope_positions.push_back(text_position(n + j));
       u.visible.push_back(drafter->visible(n, j, block_rows, false));
       u.windowed.push_back(drafter->visible(n, j, block_rows, true));
-      if (j > 0) u.outputs.push_back(row + j);
+      if (j >= drafter->silent_rows()) u.outputs.push_back(row + j);
     }
   }
   fill_rope_tables();

@@ -38,8 +38,8 @@ struct KeyMove {
         const Ops::Scope scope(ops);
         const KvLayer& kv = rank.kv_layer(layer);
         const KeysValues moved = ops.kv_read({from, end}, pages, kv);
-        ops.rope(moved.k, kv.shape.kv_heads, kv.shape.head_dim_k, angles[static_cast<size_t>(rotations[layer].rope)],
-                 rotations[layer].layout);
+        if (const auto [rope, layout] = rotations[layer]; rope >= 0)
+          ops.rope(moved.k, kv.shape.kv_heads, kv.shape.head_dim_k, angles[static_cast<size_t>(rope)], layout);
         ops.kv_append(moved.k, moved.v, rows, kv);
       }
     }

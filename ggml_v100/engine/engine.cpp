@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "engine/append_guard.h"
 #include "engine/pool_sizes.h"
+#include "ops/delta_net_chunked.h"
 
 namespace v100 {
 
@@ -140,12 +141,28 @@ void Engine::fill_rope_tables() {
   }
 }
 
+size_t Engine::ubatch_end(std::span<const Row> rows, size_t begin) const {
+  const size_t end = begin + static_cast<size_t>(n_ubatch_);
+  if (end >= rows.size()) return rows.size();
+  const Row& next = rows[end];
+  if (!is_recurrent() || rows[end - 1].sequence != next.sequence) return end;
+  size_t first = end, last = end;
+  while (first > begin && rows[first - 1].sequence == next.sequence) --first;
+  while (last < rows.size() && rows[last].sequence == next.sequence) ++last;
+  const size_t back = static_cast<size_t>(next.index % kDeltaChunk), own = end - first;
+  size_t kept = own > back ? own - back : 0;
+  if (last - first - kept <= kDecodeRows && kept > kDeltaChunk) kept -= kDeltaChunk;
+  if (kept > kDecodeRows) return first + kept;
+  return first > begin ? first : end;
+}
+
 void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden, int32_t kept_rows) {
   auto& [tokens, positions, outputs, rope_positions, block_positions, visible, windowed, sequences, windowed_sequences,
          tables, block_tables] = ubatch_;
   const int32_t window = model_->text().sliding_window(), block = model_->text().block_tokens();
-  for (size_t begin = 0; begin < rows.size(); begin += static_cast<size_t>(n_ubatch_)) {
-    const auto ubatch = rows.subspan(begin, std::min(rows.size() - begin, static_cast<size_t>(n_ubatch_)));
+  for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    end = ubatch_end(rows, begin);
+    const auto ubatch = rows.subspan(begin, end - begin);
     ubatch_.clear();
     for (const Row& row : ubatch) {
       const auto r = static_cast<int32_t>(tokens.size());
@@ -176,8 +193,20 @@ void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden, int32
   }
 }
 
-void Engine::compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows) {
+void Engine::compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows,
+                     std::span<const std::optional<RowNeeds>> needs) {
+  std::vector<const RowNeeds*> of_outputs;
   const auto on_hidden = [&](size_t begin, std::span<const int32_t> outputs, Tensor) {
+    of_outputs.clear();
+    for (const int32_t output : outputs) {
+      const size_t row = begin + static_cast<size_t>(output);
+      of_outputs.push_back(row < needs.size() && needs[row] ? &*needs[row] : nullptr);
+    }
+    if (std::ranges::any_of(of_outputs, [](const RowNeeds* need) { return need != nullptr; })) {
+      const std::span<const LogitsRow> found = ranks_->logits_rows(of_outputs);
+      for (size_t i = 0; i < found.size(); ++i) on_logits(begin + static_cast<size_t>(outputs[i]), found[i]);
+      return;
+    }
     const Tensor logits = ranks_->logits();
     for (int32_t i = 0; i < logits.rows; ++i)
       on_logits(begin + static_cast<size_t>(outputs[static_cast<size_t>(i)]),
@@ -238,8 +267,8 @@ void Engine::decode(std::span<const int32_t> tokens, std::span<const int32_t> se
     for (const size_t i : members) added.push_back(tokens[i]);
     guard.append(sequence, added);
   }
-  compute(rows, [&](size_t row, std::span<const float> logits) {
-    std::copy(logits.begin(), logits.end(), logits_.begin() + static_cast<ptrdiff_t>(output_row[origin[row]] * vocab));
+  compute(rows, [&](size_t row, const LogitsRow& logits) {
+    std::ranges::copy(logits.all(), logits_.begin() + static_cast<ptrdiff_t>(output_row[origin[row]] * vocab));
   });
   guard.complete();
   logits_rows_ = static_cast<int32_t>(n_wanted);

@@ -89,7 +89,7 @@ struct PredictionWork {
 };
 // What a step does with a row: draws, and tells probabilities if n_probs > 0. The sampler has not accepted the token yet.
 // Throws as Sampler::sample.
-StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
+StepOutput draw_token(int32_t sequence, Sampler& sampler, const LogitsRow& logits, int32_t n_probs,
                       bool post_sampling_probs);
 
 // Draft for a sequence with the drafter of blocks that came with the model.
@@ -246,14 +246,20 @@ class Engine {
   SequenceRows sequence_rows(int32_t sequence, int32_t row, bool continues) const;
   // The angles of ubatch_, for its positions.
   void fill_rope_tables();
+  // Where the ubatch that begins there ends. Devices take the rows of a recurrent model's prompt in chunks that end at
+  // multiples of kDeltaChunk, those of a short piece one by one: such a prompt is cut between chunks and into pieces that
+  // are long, where n_ubatch allows, so that its bits do not depend on what is beside it.
+  size_t ubatch_end(std::span<const Row> rows, size_t begin) const;
   // Computes rows (grouped by sequence, indices ascending) in ubatches. Of the first kept_rows, which are in the first
   // one, recurrent layers keep their inputs.
   void forward(std::span<const Row> rows, const OnHidden& on_hidden, int32_t kept_rows = 0);
   // Appends the work's tokens, whose rows are given, and computes them; all or nothing.
   void run(std::span<const EmbeddingWork> work, std::span<const Row> rows, const OnHidden& on_hidden);
   // As forward, with on_logits(row number, logits) for the wanted rows.
-  using OnLogits = std::function<void(size_t row, std::span<const float> logits)>;
-  void compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows = 0);
+  // needs: of each row what on_logits looks at, nothing: all of it; empty: all of all rows.
+  using OnLogits = std::function<void(size_t row, const LogitsRow& logits)>;
+  void compute(std::span<const Row> rows, const OnLogits& on_logits, int32_t kept_rows = 0,
+               std::span<const std::optional<RowNeeds>> needs = {});
   void check_work(std::span<const SequenceWork> work) const;
   void drop_rejected(std::span<const DraftedWork> drafted);
 

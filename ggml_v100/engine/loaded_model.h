@@ -18,7 +18,7 @@ struct ModelParams {
   std::string path;
   int32_t n_threads = 0;  // for packing; 0 = all cores
   bool check_tensors = false;
-  std::string drafter;    // path of a DFlash drafter made for the model; empty: none
+  std::string drafter;    // path of a drafter on hidden states made for the model; empty: none
   bool load_mtp = false;  // blocks of multi-token prediction, where the file has them
   std::string mtp_file;   // path of a file that has them; empty: the model's own
   MetadataOverrides kv_overrides;

@@ -38,6 +38,9 @@ std::vector<KvShape> typed_shapes(const TextModel& text, QuantType type_k, Quant
     shape.type_k = type_k;
     // An index cache has keys only: those of tokens in the place of values.
     shape.type_v = shape.block > 0 ? type_k : type_v;
+    if (shape.holds_states)
+      for (QuantType* type : {&shape.type_k, &shape.type_v})
+        if (traits(*type).is_quantized) *type = QuantType::F16;
     shape.is_windowed = shape.is_windowed && keeps_windows;
   }
   return shapes;

@@ -11,6 +11,7 @@ void Engine::predict(std::span<const PredictionWork> work, const OnPrediction& o
   const std::lock_guard lock(mutex_);
   ranks_->require_usable();
   if (!can_predict()) throw InvalidArgument("the model has no block of multi-token prediction that was loaded");
+  const int32_t first = model_->text().first_predicted();
   struct Item {
     size_t index;
     int32_t token, place;
@@ -22,6 +23,8 @@ void Engine::predict(std::span<const PredictionWork> work, const OnPrediction& o
     const PredictionWork& w = work[i];
     check_token(w.last);
     if (w.most < 1) throw InvalidArgument("a draft of " + std::to_string(w.most) + " tokens; expected 1 or more");
+    if (memory_.length(w.sequence) < first)
+      throw InvalidArgument("sequence " + std::to_string(w.sequence) + " has no token to go on from");
     items.push_back({i, w.last, memory_.length(w.sequence)});
     pages.append(w.sequence, w.most);
   }
@@ -40,7 +43,7 @@ void Engine::predict(std::span<const PredictionWork> work, const OnPrediction& o
       u.tokens.push_back(item.token);
       u.positions.push_back(item.place);
       u.rope_positions.push_back(text_position(item.place));
-      u.visible.push_back({0, item.place + 1});
+      u.visible.push_back({first, item.place + 1});
       if (step > 0) before.push_back(item.row);
     }
     fill_rope_tables();

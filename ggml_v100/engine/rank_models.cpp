@@ -1,8 +1,10 @@
 // One rank after the other, then the drafter, which every rank knows and one has.
 #include "engine/rank_models.h"
 
+#include <string>
 #include <utility>
 
+#include "base/error.h"
 #include "model/architectures.h"
 #include "model/drafted_model.h"
 
@@ -21,12 +23,21 @@ void add_drafter(const ModelFiles& files, const Placement& placement, const Back
   const Placement one_rank(alone);
   Shard whole(one_rank, 0);
   const WeightLoader weights(files.drafter, backend, pool, files.check_values, false, whole, purpose);
-  const auto drafter = std::make_shared<const DFlash>(Metadata(files.drafter, {}), weights);
+  const Metadata metadata(files.drafter, {});
+  const auto beside = [&](const auto& drafter) {
+    for (size_t r = 0; r < ranks.size(); ++r)
+      ranks[r].text =
+          std::make_unique<DraftedModel>(std::move(ranks[r].text), drafter, home, static_cast<int32_t>(r) == home);
+  };
+  const std::string architecture = metadata.require_string("general.architecture");
+  if (architecture == "dflash")
+    beside(std::make_shared<const DFlash>(metadata, weights));
+  else if (architecture == "eagle3")
+    beside(std::make_shared<const Eagle3>(metadata, weights));
+  else
+    throw ModelError("architecture '" + architecture + "' is not that of a drafter (dflash, eagle3)");
   host.packed_bytes += weights.packed_bytes();
   host.vector_bytes += weights.vector_bytes();
-  for (size_t r = 0; r < ranks.size(); ++r)
-    ranks[r].text =
-        std::make_unique<DraftedModel>(std::move(ranks[r].text), drafter, home, static_cast<int32_t>(r) == home);
 }
 
 }  // namespace

@@ -74,6 +74,8 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
     state_bytes_ += ranks_.back()->state_bytes();
   }
   passes_ = std::vector<Pass>(ranks_.size());
+  for (const std::string& device : placement.devices())
+    logits_are_elsewhere_ = logits_are_elsewhere_ || !is_cpu(device);
 }
 
 RankSet::~RankSet() = default;
@@ -196,7 +198,9 @@ void RankSet::on_each(const std::function<void(const Rank&)>& work) {
 }
 
 Tensor RankSet::logits() {
-  const auto vocab = static_cast<size_t>(model_->text().hyperparameters().vocab);
+  const TextModel& text = model_->text();
+  const auto vocab =
+      static_cast<size_t>(passes_[0].is_prediction ? text.predicted_width() : text.hyperparameters().vocab);
   const auto rows = static_cast<size_t>(passes_[0].hidden.rows);
   if (size() == 1) return ops().on_host(head(0));
   logits_.resize(std::max(logits_.size(), rows * vocab));
@@ -205,6 +209,21 @@ Tensor RankSet::logits() {
     read_part(rank.ops(), head(r), rank.text().vocabulary().begin, logits_, static_cast<int32_t>(vocab));
   });
   return {logits_.data(), static_cast<int32_t>(rows), static_cast<int32_t>(vocab)};
+}
+
+std::span<const LogitsRow> RankSet::logits_rows(std::span<const RowNeeds* const> needs) {
+  const auto look_up =
+      std::make_shared<RowLookUp>(needs, model_->text().hyperparameters().vocab, static_cast<size_t>(size()));
+  on_all([this, look_up](int32_t r) {
+    const Rank& rank = *ranks_[static_cast<size_t>(r)];
+    look_up->ask(static_cast<size_t>(r), rank.ops(), head(r), rank.text().vocabulary().begin);
+  });
+  if (look_up->has_whole_rows())
+    on_all([this, look_up](int32_t r) {
+      look_up->read_whole_rows(static_cast<size_t>(r), ranks_[static_cast<size_t>(r)]->ops());
+    });
+  look_up_ = look_up;
+  return look_up->put_together();
 }
 
 void RankSet::inject(InjectedFault fault, std::optional<double> stall_seconds) {

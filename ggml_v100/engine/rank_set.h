@@ -13,9 +13,11 @@
 #include "engine/loaded_model.h"
 #include "engine/lora_adapter.h"
 #include "engine/rank.h"
+#include "engine/row_look_up.h"
 #include "memory/sequence_bytes.h"
 #include "ops/observed.h"
 #include "parallel/rank_threads.h"
+#include "sampling/logits_row.h"
 
 namespace v100 {
 
@@ -63,6 +65,10 @@ class RankSet : public SequenceBytes {
   void replay(const Ubatch& ubatch);
   // Logits [outputs, vocab] of the last forward() or predict(), readable by the host until the next call.
   Tensor logits();
+  // The same row by row, those with needs in part, others (nullptr) whole. Less work than logits() where logits_are_elsewhere(),
+  // on a device, and not for hosts.
+  std::span<const LogitsRow> logits_rows(std::span<const RowNeeds* const> needs);
+  bool logits_are_elsewhere() const { return logits_are_elsewhere_; }
   // Work on each rank's own part, all at once with n_threads_batch; errors as of forward(). What it refers to must be its own.
   void on_each(const std::function<void(const Rank&)>& work);
   // Operations on what forward() returned.
@@ -97,7 +103,9 @@ class RankSet : public SequenceBytes {
   int32_t n_threads_, n_threads_batch_;
   std::vector<std::unique_ptr<Rank>> ranks_;
   size_t page_bytes_ = 0, window_page_bytes_ = 0, state_bytes_ = 0;
-  std::vector<float> logits_;             // of several ranks, gathered
+  std::vector<float> logits_;           // of several ranks, gathered
+  std::shared_ptr<RowLookUp> look_up_;  // the last one
+  bool logits_are_elsewhere_ = false;
   std::vector<Pass> passes_;              // of each rank
   std::unique_ptr<RankThreads> threads_;  // of several ranks
 };

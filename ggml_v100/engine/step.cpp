@@ -30,8 +30,8 @@ class SamplerGuard {
   bool completed_ = false;
 };
 
-StepOutput output_of(int32_t sequence, const Sampler& sampler, int32_t token, std::span<const float> logits,
-                     int32_t n_probs, bool post_sampling_probs) {
+StepOutput output_of(int32_t sequence, const Sampler& sampler, int32_t token, const LogitsRow& logits, int32_t n_probs,
+                     bool post_sampling_probs) {
   StepOutput output{sequence, token, 0, {}};
   if (n_probs > 0 && post_sampling_probs) {
     output.top = sampler.candidates();
@@ -39,11 +39,18 @@ StepOutput output_of(int32_t sequence, const Sampler& sampler, int32_t token, st
       if (candidate.token == output.token) output.logprob = candidate.value;
     output.top.resize(std::min(output.top.size(), static_cast<size_t>(n_probs)));
   } else if (n_probs > 0) {
-    LogProbabilities probabilities = log_probabilities(logits, output.token, n_probs);
+    LogProbabilities probabilities = log_probabilities(logits.all(), output.token, n_probs);
     output.logprob = probabilities.chosen;
     output.top = std::move(probabilities.top);
   }
   return output;
+}
+
+// The part of each of its rows that the item's sampler looks at; nothing where the whole row is looked at.
+std::optional<RowNeeds> part_needed(const SequenceWork& w) {
+  const bool tells_log_probabilities = w.n_probs > 0 && !w.post_sampling_probs;
+  if (w.sampler == nullptr || tells_log_probabilities || !w.masks.empty()) return {};
+  return w.sampler->needs(w.draft);
 }
 
 }  // namespace
@@ -57,7 +64,7 @@ struct Engine::DraftedWork {
   int32_t kept_rows() const { return static_cast<int32_t>(work->tokens.size()) + verification.n_accepted(); }
 };
 
-StepOutput draw_token(int32_t sequence, Sampler& sampler, std::span<const float> logits, int32_t n_probs,
+StepOutput draw_token(int32_t sequence, Sampler& sampler, const LogitsRow& logits, int32_t n_probs,
                       bool post_sampling_probs) {
   const int32_t token = sampler.sample(logits);
   return output_of(sequence, sampler, token, logits, n_probs, post_sampling_probs);
@@ -168,11 +175,11 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
   }
 
   std::vector<std::vector<StepOutput>> of_item(n_drafted > 0 ? work.size() : 0);
-  const auto on_logits = [&](size_t row, std::span<const float> logits) {
+  const auto on_logits = [&](size_t row, const LogitsRow& logits) {
     const size_t place = place_of_row[row];
     const SequenceWork& w = work[order[place]];
     if (w.logits != nullptr) {
-      w.logits->assign(logits.begin(), logits.end());
+      w.logits->assign(logits.all().begin(), logits.all().end());
     } else if (place >= n_drafted) {
       StepOutput output = draw_token(w.sequence, *w.sampler, logits, w.n_probs, w.post_sampling_probs);
       (n_drafted > 0 ? of_item[order[place]] : outputs).push_back(std::move(output));
@@ -183,7 +190,12 @@ void Engine::step_once(std::span<const SequenceWork> work, std::vector<StepOutpu
     }
   };
   const size_t n_before = outputs.size();
-  compute(rows, on_logits, n_drafted > 0 && is_recurrent() ? drafted.back().rows.end : 0);
+  std::vector<std::optional<RowNeeds>> needs;
+  if (ranks_->logits_are_elsewhere()) {
+    for (size_t row = 0; row < rows.size(); ++row)
+      needs.push_back(rows[row].wanted ? part_needed(work[order[place_of_row[row]]]) : std::nullopt);
+  }
+  compute(rows, on_logits, n_drafted > 0 && is_recurrent() ? drafted.back().rows.end : 0, needs);
   drop_rejected(drafted);
   guard.complete();
   samplers.complete();
@@ -211,7 +223,9 @@ void Engine::drop_rejected(std::span<const DraftedWork> drafted) {
     }
     if (!ubatch_.sequences.empty()) {
       ubatch_.tokens.resize(static_cast<size_t>(drafted.back().rows.end));  // rows are counted by them
-      const Rows rows{ubatch_.tokens, {}, {}, {}, ubatch_.sequences};
+      for (const DraftedWork& item : drafted)
+        for (int32_t i = 0; i < item.rows.size(); ++i) ubatch_.positions.push_back(item.length + i);
+      const Rows rows{ubatch_.tokens, {}, ubatch_.positions, {}, ubatch_.sequences};
       ranks_->replay({rows, rows, {}, {}, {}, drafted.back().rows.end});
     }
   }

@@ -24,7 +24,8 @@ constexpr Architecture kArchitectures[] = {
 
 std::unique_ptr<TextModel> load_architecture(const Metadata& metadata, const WeightLoader& weights) {
   const std::string name = metadata.require_string("general.architecture");
-  if (name == "dflash") throw ModelError("the file is a drafter; it speeds up another model and cannot run alone");
+  if (name == "dflash" || name == "eagle3")
+    throw ModelError("the file is a drafter; it speeds up another model and cannot run alone");
   // Encoders, whose tokens see those after them too; answering causally would be answering wrongly.
   if (!metadata.find_bool(name + ".attention.causal").value_or(true))
     throw ModelError(name + ".attention.causal is false: models whose tokens see later ones are not supported");

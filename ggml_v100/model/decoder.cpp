@@ -60,14 +60,16 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
   tap(last);
   // Past the last layer's keys and values only the rows whose logits are wanted matter.
   const Tensor a = stages_.has(last) ? attention(ops, last, rows, state, x) : Tensor{};
-  if (follows_hidden()) {  // every row matters
+  const bool taps_output = state.taps != nullptr && state.taps->wants(hp_.layers);
+  if (follows_hidden() || taps_output) {  // every row matters
     if (stages_.has(last)) {
       feed_forward(ops, last, x, a);
       steer(ops, last, state, x);
     }
     stages_.hand_over(ops, last, x);
     const Tensor hidden = ops.rms_norm(x, output_norm_, hp_.rms_epsilon);
-    follow_hidden(ops, rows, state, hidden);
+    if (taps_output) state.taps->take(ops, hp_.layers, hidden);
+    if (follows_hidden()) follow_hidden(ops, rows, state, hidden);
     if (outputs.empty()) return {};
     ops.narrow(outputs);
     return ops.gather_rows(hidden, outputs);

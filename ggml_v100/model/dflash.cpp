@@ -22,45 +22,39 @@ Activation read_activation(const Metadata& metadata, const Keys& keys) {
   throw ModelError(keys.full("hidden_activation") + " is '" + name + "', expected silu or gelu_pytorch_tanh");
 }
 
-std::vector<int32_t> read_target_layers(const Metadata& metadata, const Keys& keys) {
-  const std::string key = keys.full("target_layers");
-  const auto count = metadata.find_array_size(key);
-  if (!count || *count < 1 || *count > 64) throw ModelError(key + " is missing, or is not a list of 1 to 64 layers");
-  std::vector<int32_t> layers = keys.per_layer("target_layers", static_cast<int32_t>(*count), {}, 0, 511);
-  layers.resize(*count);
-  return layers;
-}
-
 constexpr int32_t kCandidates = 10;  // of DFlash, which does not say
 
 }  // namespace
 
-DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : hp_(read_hyperparameters(metadata)) {
-  if (hp_.architecture != "dflash")
-    throw ModelError("architecture '" + hp_.architecture + "' is not that of a DFlash drafter");
+DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : HiddenDrafter(metadata, weights) {
   const Keys keys(metadata);
-  if (weights.has("markov_w1.weight") || keys.has("hyper_connection.count"))
-    throw ModelError("the file is a DSpark drafter, which is not supported yet");
+  if (keys.has("hyper_connection.count"))
+    throw ModelError("the file is a DSpark drafter with hyper-connections (DeepSeek-V4), which is not supported");
   if (hp_.head_dim_k != hp_.head_dim_v)
     throw ModelError("dflash: keys of " + std::to_string(hp_.head_dim_k) + " and values of " +
                      std::to_string(hp_.head_dim_v) + " features, expected the same size");
-  block_size_ = keys.optional("block_size", 16, 2, 64);
+  const bool is_dspark = weights.has("markov_w1.weight");
+  block_size_ = is_dspark ? keys.required("block_size", 2, 64) : keys.optional("block_size", 16, 2, 64);
   const auto mask = metadata.find_int("tokenizer.ggml.mask_token_id");
   if (!mask || *mask < 0 || *mask >= hp_.vocab)
     throw ModelError("tokenizer.ggml.mask_token_id is missing or outside the vocabulary of " +
                      std::to_string(hp_.vocab));
   mask_token_ = static_cast<int32_t>(*mask);
-  target_layers_ = read_target_layers(metadata, keys);
   window_ = keys.optional("attention.sliding_window", 0, 0, 1 << 30);
+  if (is_dspark && weights.has("selector_hidden.weight"))
+    throw ModelError("the file has the heads of both DFlash2 and DSpark");
+  tells_from_anchor_ = metadata.find_bool(keys.full("sample_from_anchor")).value_or(is_dspark);
   is_causal_ = metadata.find_bool(keys.full("attention.causal")).value_or(false);
   scale_ = static_cast<float>(keys.real("attention.scale", 1.0 / std::sqrt(hp_.head_dim_k)));
   value_scale_ = static_cast<float>(keys.real("attention.value_scale", 1.0));
   embedding_scale_ = static_cast<float>(keys.real("embedding_scale", 1.0));
-  logit_scale_ = static_cast<float>(keys.real("logit_scale", 1.0));
-  logit_cap_ = static_cast<float>(keys.real("final_logit_softcapping", 0.0));
+  if (!is_dspark) {  // whose corrections are made for the plain logits
+    logit_scale_ = static_cast<float>(keys.real("logit_scale", 1.0));
+    logit_cap_ = static_cast<float>(keys.real("final_logit_softcapping", 0.0));
+  }
   activation_ = read_activation(metadata, keys);
 
-  const auto inputs = static_cast<int32_t>(target_layers_.size()) * hp_.hidden;
+  const auto inputs = static_cast<int32_t>(target_layers().size()) * hp_.hidden;
   fuse_ = weights.linear("fc", inputs, hp_.hidden);
   fuse_norm_ = weights.vector("enc.output_norm.weight", hp_.hidden);
   output_norm_ = weights.vector("output_norm.weight", hp_.hidden);
@@ -88,12 +82,7 @@ DFlash::DFlash(const Metadata& metadata, const WeightLoader& weights) : hp_(read
   } else if (window_ > 0) {
     for (Block& block : blocks_) block.is_windowed = true;
   }
-  if (weights.has("token_embd.weight")) token_embd_ = weights.embedding("token_embd", hp_.hidden, hp_.vocab);
-  if (weights.has("output.weight")) {
-    draft_tokens_ = weights.token_ids("d2t", hp_.vocab);
-    const auto rows = draft_tokens_.empty() ? hp_.vocab : static_cast<int32_t>(draft_tokens_.size());
-    head_ = weights.linear("output", hp_.hidden, rows);
-  }
+  if (is_dspark) markov_head_.emplace(metadata, weights, hp_.hidden, hp_.vocab, head_rows());
 }
 
 DFlash::Block DFlash::load_block(const WeightLoader& weights, int32_t layer) const {
@@ -140,6 +129,12 @@ DFlash::Block DFlash::load_block(const WeightLoader& weights, int32_t layer) con
   return w;
 }
 
+void DFlash::require_fit(const TextModel& target) const {
+  const int32_t theirs = target.hyperparameters().hidden;
+  if (hp_.hidden != theirs) differ("width", hp_.hidden, theirs);
+  require_vocabulary_and_layers(target, target.hyperparameters().layers);
+}
+
 int32_t DFlash::window() const {
   const bool all = std::all_of(blocks_.begin(), blocks_.end(), [](const Block& block) { return block.is_windowed; });
   return all ? window_ : 0;
@@ -178,7 +173,7 @@ Rotation DFlash::rotation_of(const Block& w, const RopeTable& rope) const {
   return {rope, RopeLayout::halves, &w.q_norm, &w.k_norm, hp_.rms_epsilon};
 }
 
-void DFlash::take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const KvLayer> kv,
+void DFlash::take_in(Ops& ops, Tensor taps, const TextModel&, const Rows& rows, std::span<const KvLayer> kv,
                      const RopeTable& rope) const {
   const Tensor context = ops.rms_norm(ops.linear(taps, fuse_), fuse_norm_, hp_.rms_epsilon);  // [rows, E]
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
@@ -234,9 +229,8 @@ int32_t DFlash::candidates(int32_t width) const {
 DraftLattice DFlash::lattice(Ops& ops, int32_t anchor, Tensor states, std::span<const int32_t> ids,
                              std::span<const float> logits) const {
   const int32_t n = states.rows, k = static_cast<int32_t>(ids.size()) / n;
-  DraftLattice lattice{n, k, {ids.begin(), ids.end()}, {}};
-  if (!draft_tokens_.empty())
-    for (int32_t& token : lattice.tokens) token = draft_tokens_[static_cast<size_t>(token)];
+  DraftLattice lattice{n, k, {ids.begin(), ids.end()}, {}, {}};
+  for (int32_t& token : lattice.tokens) token = target_token(token);
   std::vector<float> scores(logits.begin(), logits.end());  // [D, K]
   for (float& score : scores) {
     score *= logit_scale_;

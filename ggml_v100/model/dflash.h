@@ -1,34 +1,32 @@
-// `dflash`: the drafters DFlash and DFlash2. They propose the next tokens of a text all at once, from what a larger model,
-// the target, computed for the text so far.
+// `dflash`: the drafters DFlash, DFlash2 and DSpark. They propose the next tokens of a text all at once, from what a larger
+// model, the target, computed for the text so far.
 //
 // For every token of the text the inputs of some of the target's layers become features, and these the keys and values
-// that the drafter attends to (take_in). A round puts the last token, the anchor, and D mask tokens after it in one block;
-// row j of the block tells the token at its own position (states, then propose).
+// that the drafter attends to (take_in). A round puts the last token, the anchor, and mask tokens after it in one block;
+// each row of the block tells the token at its own position, or, where the anchor's row counts too, the one after it
+// (states, then lattice).
 //
 // E hidden, D drafted tokens, V vocabulary, K candidates of a row, R rank of the selector.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "gguf/metadata.h"
-#include "model/hyperparameters.h"
-#include "model/loader.h"
-#include "model/rope.h"
-#include "ops/ops.h"
+#include "model/hidden_drafter.h"
+#include "model/markov_head.h"
 
 namespace v100 {
 
 // The likeliest tokens of D rows and their scores: of DFlash2 how well each follows each of the row before, of DFlash the
-// logits, whatever came before.
+// logits, whatever came before. Those of DSpark are corrected for the first candidate of the row before.
 struct DraftLattice {
   int32_t rows = 0;             // D
   int32_t candidates = 0;       // K
   std::vector<int32_t> tokens;  // [D, K], by falling logit, of equal ones the lower id first
   std::vector<float> scores;    // [D, K, K] of candidate j after candidate i of the row before; row 0: after the anchor
+  std::vector<float> confidences;  // [D], of drafters that say how likely a row's first candidate stands; else empty
 
   int32_t token(int32_t row, int32_t j) const { return tokens[static_cast<size_t>(row * candidates + j)]; }
   // Of a row's candidates after candidate i of the row before (row 0: i is 0).
@@ -38,33 +36,28 @@ struct DraftLattice {
   }
 };
 
-class DFlash {
+class DFlash final : public HiddenDrafter {
  public:
-  // Throws ModelError for a file of another kind, or one that does not fit together.
+  // Throws ModelError for a file that does not fit together.
   DFlash(const Metadata& metadata, const WeightLoader& weights);
 
-  const Hyperparameters& hyperparameters() const { return hp_; }
-  int32_t block_size() const { return block_size_; }  // rows of a block, the anchor's included: D + 1 at most
+  // Rows of a block before the first that tells a token, and the most tokens that a block tells.
+  int32_t silent_rows() const { return tells_from_anchor_ ? 0 : 1; }
+  int32_t most_drafted() const { return block_size_ - silent_rows(); }
   int32_t mask_token() const { return mask_token_; }
   bool is_version_2() const { return selector_.has_value(); }
-  // Layers of the target whose inputs are the features, in the order of take_in.
-  const std::vector<int32_t>& target_layers() const { return target_layers_; }
-  // Tokens that every layer sees at most, the row's own included; 0: a layer sees all.
-  int32_t window() const;
-  // Types left to the engine; none is marked as windowed.
-  std::vector<KvShape> kv_shapes() const;
-  RopeAngles rope() const;
-
-  // A file may have embeddings and an output matrix of its own; else the target's are used.
-  bool has_embeddings() const { return token_embd_.rows != nullptr; }
-  bool has_head() const { return head_.weight != nullptr; }
-  Tensor embed(Ops& ops, std::span<const int32_t> tokens) const { return ops.embed(tokens, token_embd_); }
-  Tensor head(Ops& ops, Tensor states) const { return ops.linear(states, head_); }
-  // The target's token of each row of the own output matrix; empty: the same ids.
-  const std::vector<int32_t>& draft_tokens() const { return draft_tokens_; }
-
-  // taps [rows, target_layers * E], the layers side by side: appends keys and values of the rows' tokens.
-  void take_in(Ops& ops, Tensor taps, const Rows& rows, std::span<const KvLayer> kv, const RopeTable& rope) const;
+  // Of DSpark; else nullptr.
+  const MarkovHead* markov_head() const { return markov_head_ ? &*markov_head_ : nullptr; }
+  void require_fit(const TextModel& target) const override;
+  int32_t window() const override;
+  std::vector<KvShape> kv_shapes() const override;
+  std::vector<std::optional<RopeLayout>> key_layouts() const override {
+    return std::vector<std::optional<RopeLayout>>(blocks_.size(), RopeLayout::halves);
+  }
+  RopeAngles rope() const override;
+  // Appends keys and values.
+  void take_in(Ops& ops, Tensor taps, const TextModel& target, const Rows& rows, std::span<const KvLayer> kv,
+               const RopeTable& rope) const override;
   // embedded [blocks * block_rows, E] of anchors and masks, which it changes -> their normed states. They stand after the
   // tokens taken in; what they see is `visible`, on layers with a window (`windowed`) and without. Appends to the pages.
   Tensor states(Ops& ops, Tensor embedded, const Rows& rows, const Rows& windowed, int32_t block_rows,
@@ -106,12 +99,10 @@ class DFlash {
                    const RopeTable& rope) const;
   Tensor feed_forward(Ops& ops, const Block& w, Tensor x, int32_t block_rows) const;
 
-  Hyperparameters hp_;
   int32_t block_size_ = 0, mask_token_ = 0, window_ = 0;
-  bool is_causal_ = false;
+  bool is_causal_ = false, tells_from_anchor_ = false;
   float scale_ = 0, value_scale_ = 1, embedding_scale_ = 1, logit_scale_ = 1, logit_cap_ = 0;
   Activation activation_ = Activation::silu;
-  std::vector<int32_t> target_layers_;
   int32_t conv_taps_ = 0, conv_group_ = 0;
   std::vector<float> rope_divisors_;
   Linear fuse_;             // [E, target_layers * E]
@@ -119,9 +110,7 @@ class DFlash {
   VectorWeight output_norm_;
   std::vector<Block> blocks_;
   std::optional<Selector> selector_;
-  EmbeddingTable token_embd_;
-  Linear head_;  // [V_d, E]
-  std::vector<int32_t> draft_tokens_;
+  std::optional<MarkovHead> markov_head_;
 };
 
 }  // namespace v100

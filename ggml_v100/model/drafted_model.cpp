@@ -1,7 +1,6 @@
 // A target and its drafter side by side.
 #include "model/drafted_model.h"
 
-#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -10,25 +9,27 @@ namespace v100 {
 
 DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::shared_ptr<const DFlash> drafter, int32_t home,
                            bool is_here)
+    : DraftedModel(std::move(target), std::shared_ptr<const HiddenDrafter>(drafter), home, is_here) {
+  blocks_ = drafter.get();
+}
+
+DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::shared_ptr<const Eagle3> drafter, int32_t home,
+                           bool is_here)
+    : DraftedModel(std::move(target), std::shared_ptr<const HiddenDrafter>(drafter), home, is_here) {
+  tokens_ = drafter.get();
+}
+
+DraftedModel::DraftedModel(std::unique_ptr<TextModel> target, std::shared_ptr<const HiddenDrafter> drafter,
+                           int32_t home, bool is_here)
     : target_(std::move(target)),
       drafter_(std::move(drafter)),
       home_(home),
       is_here_(is_here),
       target_layers_(target_->kv_shapes().size()) {
   if (!target_->has_taps())
-    throw ModelError("there are no DFlash drafters for models of architecture " +
-                     target_->hyperparameters().architecture + " yet");
-  const Hyperparameters &theirs = target_->hyperparameters(), &ours = drafter_->hyperparameters();
-  const auto differ = [](const char* what, int32_t drafter_has, int32_t target_has) {
-    throw ModelError("the drafter does not belong to this model: its " + std::string(what) + " is " +
-                     std::to_string(drafter_has) + ", the model's " + std::to_string(target_has));
-  };
-  if (ours.hidden != theirs.hidden) differ("width", ours.hidden, theirs.hidden);
-  if (ours.vocab != theirs.vocab) differ("vocabulary", ours.vocab, theirs.vocab);
-  for (const int32_t layer : drafter_->target_layers())
-    if (layer >= theirs.layers)
-      throw ModelError("the drafter does not belong to this model: it wants the input of layer " +
-                       std::to_string(layer) + " of " + std::to_string(theirs.layers));
+    throw ModelError("there are no drafters for models of architecture " + target_->hyperparameters().architecture +
+                     " yet");
+  drafter_->require_fit(*target_);
   // The engine knows one window. Pages of a drafter with another are kept whole.
   const int32_t theirs_window = target_->sliding_window();
   is_windowed_ = drafter_->window() > 0 && (theirs_window == 0 || theirs_window == drafter_->window());
@@ -55,7 +56,8 @@ std::vector<KeyRotation> DraftedModel::key_rotations() const {
   std::vector<KeyRotation> rotations = target_->key_rotations();
   if (rotations.empty() || !is_here_) return rotations;
   const auto last = static_cast<int32_t>(target_->ropes({}, 1).size());
-  rotations.insert(rotations.end(), drafter_->kv_shapes().size(), {last, RopeLayout::halves});
+  for (const auto layout : drafter_->key_layouts())
+    rotations.push_back(layout ? KeyRotation{last, *layout} : KeyRotation{.rope = -1});
   return rotations;
 }
 
@@ -77,20 +79,35 @@ Tensor DraftedModel::forward(Ops& ops, const Rows& rows, const ForwardState& sta
   const Tensor hidden = target_->forward(ops, rows, part, outputs);
   if (!is_here_) return hidden;
   const Ops::Scope scope(ops);
-  drafter_->take_in(ops, taps.values, is_windowed_ ? state.windowed : rows, state.kv.subspan(target_layers_),
+  drafter_->take_in(ops, taps.values, *target_, is_windowed_ ? state.windowed : rows, state.kv.subspan(target_layers_),
                     state.ropes.back());
   return hidden;
 }
 
-Tensor DraftedModel::block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
-  const Tensor embedded =
-      drafter_->has_embeddings() ? drafter_->embed(ops, rows.tokens) : target_->embed(ops, rows.tokens);
-  return drafter_->states(ops, embedded, rows, state.windowed, block_rows, state.kv.subspan(target_layers_),
-                          state.ropes.back());
+Tensor DraftedModel::predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
+  if (tokens_ == nullptr) return target_->predict(ops, rows, of_target(state), before);
+  if (!is_here_) {
+    const Tensor normed = ops.create(rows.count(), tokens_->hyperparameters().hidden);
+    ops.broadcast(normed, home_);
+    return normed;
+  }
+  const Tensor found =
+      tokens_->predict(ops, *target_, rows, before, state.kv.subspan(target_layers_), state.ropes.back());
+  ops.broadcast(tokens_->norm(ops, found), home_);
+  return found;
 }
 
-Tensor DraftedModel::block_head(Ops& ops, Tensor states) const {
-  return drafter_->has_head() ? drafter_->head(ops, states) : target_->head(ops, states);
+Tensor DraftedModel::predicted_head(Ops& ops, Tensor hidden) const {
+  if (tokens_ == nullptr) return target_->predicted_head(ops, hidden);
+  if (is_here_) return tokens_->head(ops, *target_, tokens_->norm(ops, hidden));
+  return tokens_->has_head() ? ops.create(hidden.rows, 0) : target_->head(ops, hidden);
 }
+
+Tensor DraftedModel::block_states(Ops& ops, const Rows& rows, int32_t block_rows, const ForwardState& state) const {
+  return blocks_->states(ops, drafter_->embed(ops, *target_, rows.tokens), rows, state.windowed, block_rows,
+                         state.kv.subspan(target_layers_), state.ropes.back());
+}
+
+Tensor DraftedModel::block_head(Ops& ops, Tensor states) const { return drafter_->head(ops, *target_, states); }
 
 }  // namespace v100

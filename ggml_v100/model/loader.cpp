@@ -93,6 +93,13 @@ int32_t WeightLoader::block_values(const std::string& name) const {
   return tensor == nullptr ? 1 : traits(tensor->type).block_values;
 }
 
+int32_t WeightLoader::columns(const std::string& name) const {
+  const int64_t columns = find(name).ne[0];
+  if (columns > std::numeric_limits<int32_t>::max())
+    throw ModelError("tensor " + name + " has " + std::to_string(columns) + " columns");
+  return static_cast<int32_t>(columns);
+}
+
 void WeightLoader::check(const GgufTensor& tensor) const {
   if (check_values_ && shard_.is_first() && !all_finite(tensor.type, file_->data(tensor).data(), tensor.n_elements()))
     throw ModelError("tensor " + std::string(tensor.name) + " has non-finite values");

@@ -38,6 +38,8 @@ class WeightLoader {
   // it is not there (loading it will say so).
   double bytes(const std::vector<std::string>& names) const;
   int32_t block_values(const std::string& name) const;
+  // Of a matrix of the file; for sizes that no key says. Throws ModelError where there is none.
+  int32_t columns(const std::string& name) const;
 
   // All throw ModelError naming the tensor, its shape and the one expected.
   VectorWeight vector(const std::string& name, int32_t size) const;

@@ -14,8 +14,10 @@
 namespace v100 {
 
 class DFlash;
+class Eagle3;
 
-// The inputs of some of a model's layers, for a drafter: the residual stream as it enters them.
+// The inputs of some of a model's layers, for a drafter: the residual stream as it enters them. The layer after the last
+// stands for the output: its input are the states after the output norm.
 struct LayerInputs {
   std::span<const int32_t> layers;
   int32_t rank;   // that wants them
@@ -45,7 +47,7 @@ struct ForwardState {
 
 // How the keys of a layer were turned before they were stored.
 struct KeyRotation {
-  int32_t rope = 0;  // index into TextModel::ropes()
+  int32_t rope = 0;  // index into TextModel::ropes(); -1: not at all
   RopeLayout layout = RopeLayout::halves;
 };
 
@@ -115,8 +117,14 @@ class TextModel {
     return {};
   }
   virtual bool can_predict() const { return false; }
-  // Logits [rows, vocabulary()] of what predict() returned.
+  // kv index of the first token that predict() sees.
+  virtual int32_t first_predicted() const { return 0; }
+  // The drafter of single tokens that came with the model, which predict() then is, the same on all ranks; nullptr: none.
+  virtual const Eagle3* token_drafter() const { return nullptr; }
+  // This rank's part of the logits [rows, predicted_width()] of what predict() returned: of vocabulary(), where the width is
+  // that of the vocabulary.
   virtual Tensor predicted_head(Ops& ops, Tensor hidden) const { return head(ops, hidden); }
+  virtual int32_t predicted_width() const { return hyperparameters().vocab; }
   // Whether there is one residual stream, to which directions can be added.
   virtual bool has_residual_stream() const { return true; }
   // Rows of the output matrix that this rank has.

@@ -116,6 +116,7 @@ class ForwardingOps : public Ops {
   void tap(std::string_view name, int32_t layer, Tensor value) override { inner_->tap(name, layer, value); }
   void read(Tensor x, std::span<float> destination) override { inner_->read(x, destination); }
   Tensor on_host(Tensor x) override { return inner_->on_host(x); }
+  std::optional<RowAnswer> look_up(Tensor x, const RowQuery& query) override { return inner_->look_up(x, query); }
   RopeTable place_angles(const RopeTable& table) override { return inner_->place_angles(table); }
   std::shared_ptr<std::byte[]> allocate(size_t bytes) override { return inner_->allocate(bytes); }
   void copy_bytes(const std::byte* from, std::byte* to, size_t bytes) override { inner_->copy_bytes(from, to, bytes); }

@@ -34,6 +34,9 @@ struct KvShape {
     return {std::max(0, first), std::min(heads, first + group_of(heads))};
   }
 
+  // K and V of a token are the halves of a hidden state: the engine does not round them to less than f16.
+  bool holds_states = false;
+
   // Tokens of a block: the cache of a sparse-attention indexer, one head. V holds the tokens' index keys, K one key for
   // each whole block of them. 0: K holds one key for each token. A divisor of kPageTokens.
   int32_t block = 0;

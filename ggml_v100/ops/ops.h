@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -167,6 +168,20 @@ struct RopeTable {
 };
 
 // How queries and keys are turned before they meet: a norm of each head where there is one, then rope.
+// What the host wants to see of each row of a tensor that it does not want whole.
+struct RowQuery {
+  int32_t largest = 0;               // the row's largest values: so many, 1 to 1024, not more than it has
+  int32_t listed = 0;                // single ones
+  std::span<const int32_t> columns;  // [rows, listed], -1: none
+};
+struct RowAnswer {
+  std::vector<float>
+      values;  // [rows, largest], falling, of equal ones that of the lower column first; NaN is below all
+  std::vector<int32_t> columns;    // [rows, largest]
+  std::vector<float> listed;       // [rows, listed], 0 where there is none
+  std::vector<uint8_t> is_flawed;  // [rows]: it has NaN or +infinity
+};
+
 struct Rotation {
   RopeTable table;
   RopeLayout layout = RopeLayout::halves;
@@ -286,7 +301,7 @@ class Ops {
   //   p_j = sum over i of fma(M[i][j], k_i), t_j = sum over i of fma(M[i][j], q_i), each in two partial sums from 0, even i
   //   and odd i, added at the end;  d_j = b * fma(-A, p_j, v_j);  o_j = fma(kq, d_j, A * t_j)
   //   M[i][j] = fma(k_i, d_j, A * M[i][j])
-  // A prompt may be cut anywhere: the bits are the same.
+  // A prompt may be cut anywhere: the bits are the same. On a device: between chunks (delta_net_chunked.h).
   virtual Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
                            const StateRecords& memory) = 0;
 
@@ -379,6 +394,8 @@ class Ops {
   virtual void read(Tensor x, std::span<float> destination) = 0;
   // x in host memory, after all operations on it have finished, until the next call; x itself where that is host memory.
   virtual Tensor on_host(Tensor x) = 0;
+  // A part of x in host memory, after all operations on it have finished. Nothing where x itself is there.
+  virtual std::optional<RowAnswer> look_up(Tensor x, const RowQuery& query);
   // A table in host memory for rope and norm_rope. In the arena, like a tensor.
   virtual RopeTable place_angles(const RopeTable& table) = 0;
 

@@ -30,6 +30,11 @@ void CandidateList::start(std::span<const float> logits) {
   row_ = logits;
 }
 
+void CandidateList::start_with_part(std::vector<Candidate> part) {
+  weight_sum_ = 0.0;
+  replace(std::move(part));
+}
+
 void CandidateList::set_logit(int32_t token, float logit) { writable_row()[static_cast<size_t>(token)] = logit; }
 
 std::span<float> CandidateList::writable_row() {

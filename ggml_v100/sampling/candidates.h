@@ -17,6 +17,8 @@ class CandidateList {
  public:
   // All tokens in id order. The row must live until draw(). Throws Error for NaN and +inf.
   void start(std::span<const float> logits);
+  // Some tokens of a row, each once, in any order: those that may become the first ones.
+  void start_with_part(std::vector<Candidate> part);
 
   // To change logits: by token in a whole row, by walking a narrowed list. New values are finite or -inf.
   bool is_whole_row() const { return whole_row_; }

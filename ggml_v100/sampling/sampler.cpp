@@ -187,10 +187,46 @@ struct Sampler::State : Sampler::Progress {
     return false;
   }
 
+  static float with_bias(float logit, const TokenBias& b) {
+    return std::min(logit + b.bias, std::numeric_limits<float>::max());
+  }
+
   void apply_bias() {
-    constexpr float kLargestFinite = std::numeric_limits<float>::max();
+    for (const TokenBias& b : params.logit_bias) candidates.set_logit(b.token, with_bias(candidates.logit(b.token), b));
+  }
+
+  // The same on a part of the row, which has all tokens with a bias.
+  void start_with_part(const LogitsRow& row) {
+    std::vector<Candidate> part = row.part();
     for (const TokenBias& b : params.logit_bias)
-      candidates.set_logit(b.token, std::min(candidates.logit(b.token) + b.bias, kLargestFinite));
+      for (Candidate& c : part)
+        if (c.token == b.token) c.logit = with_bias(c.logit, b);
+    candidates.start_with_part(std::move(part));
+  }
+
+  // Tokens whose logits change before the first truncation can pass others. So of `largest` values and as many more as there
+  // are such tokens, `largest` are certain to be the first ones, with those tokens' own values beside them.
+  std::optional<RowNeeds> needs(std::span<const int32_t> following) const {
+    if (mirostat || !mask.empty()) return {};
+    RowNeeds needs;
+    std::vector<int32_t>& changed = needs.tokens;
+    for (const TokenBias& b : params.logit_bias) changed.push_back(b.token);
+    size_t i = 0;
+    for (; i < params.stages.size() && params.stages[i] == SamplerStage::penalties && !only_first_survives(i); ++i) {
+      for (const auto& [token, count] : window.counts()) changed.push_back(token);
+      changed.insert(changed.end(), following.begin(), following.end());
+    }
+    if (only_first_survives(i))
+      needs.largest = 1;
+    else if (i < params.stages.size() && params.stages[i] == SamplerStage::top_k)
+      needs.largest = params.top_k;
+    else
+      return {};
+    std::sort(changed.begin(), changed.end());
+    changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
+    if (needs.largest > kMostOfRow || changed.size() > static_cast<size_t>(kMostOfRow - needs.largest)) return {};
+    needs.largest = std::min(needs.largest + static_cast<int32_t>(changed.size()), n_vocab);
+    return needs;
   }
 
   void apply_mask() {
@@ -251,12 +287,16 @@ struct Sampler::State : Sampler::Progress {
   }
 
   // The row's logits through bias, mask and stages.
-  void narrow(std::span<const float> logits) {
-    if (logits.size() != static_cast<size_t>(n_vocab))
-      throw_invalid("number of logits", std::to_string(logits.size()), std::to_string(n_vocab));
-    candidates.start(logits);
-    apply_bias();
-    apply_mask();
+  void narrow(const LogitsRow& logits) {
+    if (logits.n_vocab() != static_cast<size_t>(n_vocab))
+      throw_invalid("number of logits", std::to_string(logits.n_vocab()), std::to_string(n_vocab));
+    if (logits.is_whole()) {
+      candidates.start(logits.all());
+      apply_bias();
+      apply_mask();
+    } else {
+      start_with_part(logits);
+    }
     if (candidates.largest_logit() == -kInfinity)
       throw InvalidArgument("sampler: all " + std::to_string(n_vocab) +
                             " tokens are banned (logit -inf); expected at least one allowed token");
@@ -323,7 +363,9 @@ void Sampler::set_mask(std::span<const uint32_t> mask) {
   state_->mask.assign(mask.begin(), mask.end());
 }
 
-int32_t Sampler::sample(std::span<const float> logits) {
+std::optional<RowNeeds> Sampler::needs(std::span<const int32_t> following) const { return state_->needs(following); }
+
+int32_t Sampler::sample(const LogitsRow& logits) {
   state_->narrow(logits);
   return state_->draw();
 }
@@ -335,7 +377,7 @@ bool Sampler::draws_from_distribution() const {
   return !s.mirostat && !s.adaptive_p && !is_greedy;
 }
 
-std::vector<TokenProbability> Sampler::distribution(std::span<const float> logits) {
+std::vector<TokenProbability> Sampler::distribution(const LogitsRow& logits) {
   state_->narrow(logits);
   state_->candidates.draw(0.0);  // computes the probabilities; which one it picks does not matter
   return candidates();

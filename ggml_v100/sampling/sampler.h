@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "sampling/dry.h"
 #include "sampling/infill.h"
+#include "sampling/logits_row.h"
 
 namespace v100 {
 
@@ -87,9 +89,15 @@ class Sampler {
   // Bans tokens ahead of every stage until the next call: token t may be drawn when bit t % 32 of word t / 32 is set. An
   // empty mask lifts the ban. Throws InvalidArgument unless there are ceil(n_vocab / 32) words or none.
   void set_mask(std::span<const uint32_t> mask);
-  // logits [n_vocab], read during the call only. Throws InvalidArgument when every candidate is banned or the size
-  // differs, Error for NaN and +inf logits; the generator has then not advanced.
-  int32_t sample(std::span<const float> logits);
+  // The part of a row that sample() and distribution() need, also if some of the tokens `following` were accepted before:
+  // with it they do what they do with the whole row, bit for bit. Nothing where they need all of it: chains that neither
+  // begin with top-k (after biases and penalties) nor draw the likeliest token, masks, and parts of more than kMostOfRow
+  // values.
+  std::optional<RowNeeds> needs(std::span<const int32_t> following = {}) const;
+  static constexpr int32_t kMostOfRow = 256;
+  // The row is read during the call only. Throws InvalidArgument when every candidate is banned or the size differs, Error
+  // for NaN and +inf logits; the generator has then not advanced.
+  int32_t sample(const LogitsRow& logits);
   // Of the last sample() or distribution(): candidates after the chain by falling probability (ties: smaller id), zeros
   // dropped.
   std::vector<TokenProbability> candidates() const;
@@ -99,7 +107,7 @@ class Sampler {
   bool draws_from_distribution() const;
   // What sample() would draw from: candidates(), without drawing. Errors as of sample(). Stages that draw on their own
   // (XTC) do so.
-  std::vector<TokenProbability> distribution(std::span<const float> logits);
+  std::vector<TokenProbability> distribution(const LogitsRow& logits);
   // The generator's next number in [0, 1).
   double next_uniform();
 

@@ -44,14 +44,14 @@ bool Verification::ends_text(int32_t token) const {
   return std::find(ends_.begin(), ends_.end(), token) != ends_.end();
 }
 
-int32_t Verification::accept_or_redraw(std::span<const float> logits, int32_t drafted, const Proposal& proposal) const {
+int32_t Verification::accept_or_redraw(const LogitsRow& logits, int32_t drafted, const Proposal& proposal) const {
   const std::vector<TokenProbability> p = sampler_.distribution(logits);
   const double q = probability_of(drafted, proposal);
   if (q > 0.0 && sampler_.next_uniform() * q < probability_of(drafted, p)) return drafted;
   return draw_residual(p, proposal, sampler_.next_uniform());
 }
 
-int32_t Verification::draw(std::span<const float> logits) const {
+int32_t Verification::draw(const LogitsRow& logits) const {
   const auto row = static_cast<size_t>(n_accepted_);
   if (row < draft_.size() && synthetic_ != nullptr) {
     const double rate = row < synthetic_->rates.size() ? synthetic_->rates[row] : 0.0;
@@ -64,7 +64,7 @@ int32_t Verification::draw(std::span<const float> logits) const {
   return sampler_.sample(logits);
 }
 
-int32_t Verification::next(std::span<const float> logits) {
+int32_t Verification::next(const LogitsRow& logits) {
   const auto row = static_cast<size_t>(n_accepted_);
   if (!masks_.empty()) {
     const size_t words = masks_.size() / (draft_.size() + 1);

@@ -39,15 +39,15 @@ class Verification {
 
   // Takes the logits of the next row, of the token before the draft first; the token that stands there, which the sampler
   // has accepted. Errors of Sampler::sample().
-  int32_t next(std::span<const float> logits);
+  int32_t next(const LogitsRow& logits);
   // No more rows are wanted: the last token was not the drafted one, ends the text, or there is no draft left.
   bool is_decided() const { return is_decided_; }
   // Tokens of the draft that stand and are followed by another.
   int32_t n_accepted() const { return n_accepted_; }
 
  private:
-  int32_t draw(std::span<const float> logits) const;
-  int32_t accept_or_redraw(std::span<const float> logits, int32_t drafted, const Proposal& proposal) const;
+  int32_t draw(const LogitsRow& logits) const;
+  int32_t accept_or_redraw(const LogitsRow& logits, int32_t drafted, const Proposal& proposal) const;
   bool ends_text(int32_t token) const;
 
   Sampler& sampler_;

@@ -29,12 +29,14 @@ bool DraftChain::has_room(const DraftRequest& request, const Draft& draft) const
   return static_cast<int32_t>(draft.tokens.size()) < std::min(params_.n_max, request.most);
 }
 
-bool DraftChain::extend(const DraftRequest& request, std::span<const float> logits, int32_t n_vocab, Draft& draft) {
+bool DraftChain::extend(const DraftRequest& request, std::span<const float> logits, std::span<const int32_t> tokens,
+                        int32_t n_vocab, Draft& draft) {
   std::vector<Candidate> candidates;
   select_first_of_untrusted(logits, kCandidates, candidates);
   if (candidates.empty() || !std::isfinite(candidates.front().logit)) return false;
   Proposal best;
-  for (const Candidate& c : candidates) best.push_back({c.token, c.logit});
+  for (const Candidate& c : candidates)
+    best.push_back({tokens.empty() ? c.token : tokens[static_cast<size_t>(c.token)], c.logit});
   // The cut looks at the distribution, never at what is drawn from it: else the text's distribution would change.
   if (softmax(best, 1.0f).front().value < params_.p_min) return false;
   int32_t token = best.front().token;

@@ -1,5 +1,5 @@
-// One token of a draft after the other, from the logits of a drafter that computes: what draft models and blocks of
-// multi-token prediction have in common.
+// One token of a draft after the other, from the logits of a drafter that computes: what draft models, blocks of multi-token
+// prediction and EAGLE-3 have in common.
 #pragma once
 
 #include "speculative/drafter.h"
@@ -27,9 +27,10 @@ class DraftChain {
   void forget(int32_t sequence) { numbers_.forget(sequence); }
   // Whether a draft may go on: shorter than n_max and than the request wants.
   bool has_room(const DraftRequest& request, const Draft& draft) const;
-  // Adds a token, chosen by the logits after the last one, [vocabulary of the drafter]; n_vocab: of the target. False when
-  // the draft ends here, without a token more.
-  bool extend(const DraftRequest& request, std::span<const float> logits, int32_t n_vocab, Draft& draft);
+  // Adds a token, chosen by the logits after the last one, [vocabulary of the drafter]. tokens: the target's token of each of
+  // them; none: the same ids. n_vocab: of the target. False when the draft ends here, without a token more.
+  bool extend(const DraftRequest& request, std::span<const float> logits, std::span<const int32_t> tokens,
+              int32_t n_vocab, Draft& draft);
   // Drops a draft that is shorter than n_min.
   void finish(Draft& draft) const;
 

@@ -10,17 +10,22 @@
 
 namespace v100 {
 
-DraftDFlash::DraftDFlash(std::shared_ptr<Engine> target, const DraftChainParams& params)
-    : target_(std::move(target)), params_(params) {
+DraftDFlash::DraftDFlash(std::shared_ptr<Engine> target, std::string_view name, const DraftChainParams& params)
+    : target_(std::move(target)), name_(name), params_(params) {
   check_draft_chain(params_);
   const DFlash* drafter = target_->model().text().block_drafter();
-  if (drafter == nullptr) throw InvalidArgument("draft-dflash needs a DFlash drafter (--spec-draft-model)");
-  params_.n_max = std::min(params_.n_max, drafter->block_size() - 1);
+  const bool wants_dspark = name_ == "draft-dspark";
+  if (drafter == nullptr || (drafter->markov_head() != nullptr) != wants_dspark)
+    throw InvalidArgument(name_ + " needs a " + (wants_dspark ? "DSpark" : "DFlash") + " drafter (--spec-draft-model)");
+  if (wants_dspark && params_.p_min > 0.0f && !drafter->markov_head()->has_confidence())
+    throw InvalidArgument("the DSpark drafter has no head of confidence: --spec-draft-p-min must be 0");
+  params_.n_max = std::min(params_.n_max, drafter->most_drafted());
   params_.n_min = std::min(params_.n_min, params_.n_max);
+  block_rows_ = params_.n_max + drafter->silent_rows();
   draws_ = params_.samples && drafter->is_version_2();
-  if (params_.n_max + 1 > target_->n_ubatch())
+  if (block_rows_ > target_->n_ubatch())
     throw InvalidArgument("a ubatch of " + std::to_string(target_->n_ubatch()) + " has no room for a block of " +
-                          std::to_string(params_.n_max + 1) + " rows");
+                          std::to_string(block_rows_) + " rows");
 }
 
 Draft DraftDFlash::walk(const DraftRequest& request, const DraftLattice& lattice) {
@@ -36,7 +41,9 @@ Draft DraftDFlash::walk(const DraftRequest& request, const DraftLattice& lattice
     shares = softmax(std::move(shares), draws ? request.temperature : 1.0f);
     at = static_cast<int32_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
     // The cut looks at the distribution, never at what is drawn from it: else the text's distribution would change.
-    if (shares[static_cast<size_t>(at)].value < params_.p_min) break;
+    const float sure = lattice.confidences.empty() ? shares[static_cast<size_t>(at)].value
+                                                   : lattice.confidences[static_cast<size_t>(row)];
+    if (!(sure >= params_.p_min)) break;
     if (draws) {
       const float uniform = static_cast<float>(numbers_.next(request.sequence, request.seed) >> 8) * 0x1p-24f;
       float reached = 0;
@@ -55,7 +62,7 @@ Draft DraftDFlash::walk(const DraftRequest& request, const DraftLattice& lattice
 
 void DraftDFlash::draft(std::span<const DraftRequest> requests, std::span<Draft> drafts) {
   if (params_.n_max < 1) return;
-  const auto most = static_cast<size_t>(target_->n_ubatch() / (params_.n_max + 1));  // blocks of one pass
+  const auto most = static_cast<size_t>(target_->n_ubatch() / block_rows_);  // blocks of one pass
   try {
     for (size_t first = 0; first < requests.size(); first += most) {
       std::vector<BlockWork> work;

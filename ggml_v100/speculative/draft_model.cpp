@@ -82,7 +82,7 @@ void DraftModel::extend(std::vector<Running>& running) {
   for (size_t i = 0; i < running.size(); ++i) {
     Running r = running[i];
     const auto row = logits.subspan(i * static_cast<size_t>(vocab), static_cast<size_t>(vocab));
-    if (!chain_.extend(*r.request, row, std::min(vocab, n_vocab_), *r.draft)) continue;
+    if (!chain_.extend(*r.request, row, {}, std::min(vocab, n_vocab_), *r.draft)) continue;
     r.next = r.draft->tokens.back();
     if (chain_.has_room(*r.request, *r.draft)) going_on.push_back(r);
   }

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "speculative/draft_dflash.h"
 #include "speculative/draft_model.h"
-#include "speculative/draft_mtp.h"
+#include "speculative/draft_prediction.h"
 #include "speculative/ngram_cache.h"
 #include "speculative/ngram_map.h"
 
@@ -63,14 +63,12 @@ Speculator::Speculator(std::shared_ptr<Engine> target, const SpeculationParams& 
     else if (type == "draft-simple" && draft != nullptr)
       add(std::make_unique<DraftModel>(draft, target_->n_seq_max(), target_->model().text().hyperparameters().vocab,
                                        params.chain));
-    else if (type == "draft-mtp")
-      add(std::make_unique<DraftMtp>(target_, params.chain));
-    else if (type == "draft-dflash")
-      add(std::make_unique<DraftDFlash>(target_, params.chain));
-    else if (type == "draft-simple")
-      throw InvalidArgument("draft-simple needs a draft model");
+    else if (type == "draft-mtp" || type == "draft-eagle3")
+      add(std::make_unique<DraftPrediction>(target_, type, params.chain));
+    else if (type == "draft-dflash" || type == "draft-dspark")
+      add(std::make_unique<DraftDFlash>(target_, type, params.chain));
     else
-      throw InvalidArgument(std::string(type) + " is not supported yet");
+      throw InvalidArgument(std::string(type) + " needs a draft model");
   }
 }
 

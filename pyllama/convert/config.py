@@ -74,8 +74,12 @@ class Config:
 
         defaults: for what neither says.
         """
-        merged = dict(defaults)
-        for values in (self._values, self.section("text_config")._values):
+        return self.with_section("text_config", defaults)
+
+    def with_section(self, key: str, defaults: Mapping[str, Any] | None = None) -> "Config":
+        """What a nested object says, and what stands beside it where that says nothing; defaults: for the rest."""
+        merged = dict(defaults or {})
+        for values in (self._values, self.section(key)._values):
             merged |= {key: value for key, value in values.items() if value is not None}
         return Config(merged, self.source)
 

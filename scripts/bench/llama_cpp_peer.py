@@ -38,7 +38,7 @@ class LlamaCppPeer:
     f32_cache: K and V are kept in F32, also those of a drafter.
     pooling: serve embeddings, pooled so (none, mean, cls, last, rank; "model": as the file says).
     adapters: LoRA files, loaded with scale 1. spec_type: name of a drafter as in `--spec-type`, whose drafts have
-    `n_draft` tokens at most; drafter: its file.
+    `n_draft` tokens at most and end at less than `p_min`; drafter: its file.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class LlamaCppPeer:
         adapters: Sequence[Path | str] = (),
         spec_type: str | None = None,
         drafter: Path | str | None = None,
+        p_min: float = 0.0,
         n_draft: int = 3,
         start_timeout_s: float = 120.0,
     ) -> None:
@@ -65,6 +66,7 @@ class LlamaCppPeer:
         if spec_type is not None:
             command += ["--spec-type", spec_type, "--n-draft", str(n_draft)]
         command += ["--drafter", str(drafter)] if drafter is not None else []
+        command += ["--p-min", str(p_min)] if p_min else []
         command += [argument for path in adapters for argument in ("--lora", str(path))]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -177,6 +179,7 @@ def serve() -> None:
     parser.add_argument("--f32-cache", action="store_true")
     parser.add_argument("--spec-type")
     parser.add_argument("--drafter", default="")
+    parser.add_argument("--p-min", type=float, default=0.0)
     parser.add_argument("--n-draft", type=int, default=3)
     arguments = parser.parse_args()
     answer = os.fdopen(os.dup(1), "w")
@@ -209,6 +212,7 @@ def serve() -> None:
         draft = params.speculative.draft
         draft.mparams.path = arguments.drafter
         draft.n_max = arguments.n_draft
+        draft.p_min = arguments.p_min
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = arguments.threads
     params.fit_params = False
     params.verbosity = 1

@@ -45,6 +45,20 @@ def test_delta_net_has_the_same_bits_however_a_prompt_is_cut(device: Device) -> 
     assert np.array_equal(memory.get(), state)
 
 
+def test_delta_net_leaves_longer_sequences_to_the_kernels_of_prompts(device: Device) -> None:
+    source = np.random.default_rng(6)
+    net, counts = DeltaNet(1, 2, 64, source), [9, 12, 10]
+    inputs = net.inputs(sum(counts), source)
+    memory = device.empty((3, 2 * 64 * 64))
+    kept = memory.get()
+    y = net.recurrent(device, inputs, memory, counts, [-1] * 3, [0, 1, 2], most_rows=10).run()
+    after = memory.get()
+    assert np.isnan(y[9:21]).all()
+    assert np.isfinite(y[[*range(9), *range(21, 31)]]).all()
+    assert np.array_equal(after[1], kept[1], equal_nan=True)
+    assert np.isfinite(after[[0, 2]]).all()
+
+
 @pytest.mark.parametrize(("taps", "dilation"), [(1, 1), (2, 1), (4, 1), (3, 3), (9, 1), (11, 2)])
 @pytest.mark.parametrize("channels", [1, 300])
 def test_causal_conv_matches_float64_and_carries_its_history(
@@ -60,8 +74,9 @@ def test_causal_conv_matches_float64_and_carries_its_history(
     device.kernel("causal_conv", "causal_conv")(
         (-(-channels // 256), len(counts)), 256, "CausalConvParams", x=device.put(x), weight=device.put(weight), y=y,
         history=history, state_from=device.put(np.array(state_from, np.int32)),
-        state_to=device.put(np.array(state_to, np.int32)), first_row=device.put(first_rows(counts)),
-        slot_values=records.shape[1], channels=channels, taps=taps, dilation=dilation,
+        state_to=device.put(np.array(state_to, np.int32)), first_row=device.put(first_rows(counts)[:-1]),
+        end_row=device.put(first_rows(counts)[1:]), slot_values=records.shape[1], channels=channels, taps=taps,
+        dilation=dilation,
     )  # fmt: skip
     found, after = y.get(), history.get()
     for s, rows in enumerate(np.split(np.arange(len(x)), np.cumsum(counts)[:-1])):

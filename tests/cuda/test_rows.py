@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from support.cuda_device import Device
+from support.cuda_linear import NORM_THREADS, THREADS
 
-THREADS = 256
 EPS = 1e-5
 
 
@@ -38,7 +38,7 @@ def test_rms_norm_with_and_without_residual_sum(device: Device, rows: int, featu
         for _ in range(2):
             stream, y = device.put(x), device.empty((rows, features))
             kernel(
-                rows, THREADS, "RmsNormParams", x=stream, y=y, weight=device.put(weight), rows=rows,
+                rows, NORM_THREADS, "RmsNormParams", x=stream, y=y, weight=device.put(weight), rows=rows,
                 features=features, eps=EPS, added=device.put(extra) if extra is not None else 0,
             )  # fmt: skip
             summed = x if extra is None else x + extra
@@ -48,7 +48,7 @@ def test_rms_norm_with_and_without_residual_sum(device: Device, rows: int, featu
         assert np.array_equal(*bits)
         alone = device.empty((1, features))
         kernel(
-            1, THREADS, "RmsNormParams", x=device.put(summed[-1:]), y=alone, weight=device.put(weight), rows=1,
+            1, NORM_THREADS, "RmsNormParams", x=device.put(summed[-1:]), y=alone, weight=device.put(weight), rows=1,
             features=features, eps=EPS,
         )  # fmt: skip
         assert np.array_equal(alone.get()[0], bits[0][-1])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.cuda_device import Array, Device, parameter_structs, struct_of
+from support.cuda_linear import NORM_THREADS, ROW_THREADS, THREADS
 
-THREADS = 256
 ROWS = (1, 8, 11, 32, 64)
 
 
@@ -32,7 +32,7 @@ class Panel:
 def panel_of(device: Device, x: Array) -> Panel:
     panel = Panel(device, *x.shape)
     device.kernel("panel", "panel")(
-        8 * panel.tiles, THREADS, "PanelParams", x=x, panel=panel.values, row_scale=panel.row_scale, rows=x.shape[0],
+        x.shape[0], ROW_THREADS, "PanelParams", x=x, panel=panel.values, row_scale=panel.row_scale, rows=x.shape[0],
         features=x.shape[1], tiles=panel.tiles,
     )  # fmt: skip
     return panel
@@ -44,13 +44,21 @@ def check(device: Device, name: str, plain: tuple[str, str, int], params: Any, f
     device.kernel("rows", unit_name)(grid, THREADS, struct_name, **params(result[0]))
     expected = panel_of(device, result[0])
     panel = Panel(device, *result[1].shape)
+    threads = NORM_THREADS if name == "rms_norm" else ROW_THREADS
     nested = {field: struct_of(struct_name, **params(result[1])), "out": panel.struct}
-    device.kernel("rows_panel", f"{name}_panel")(8 * panel.tiles, THREADS, STRUCTS[name], **nested)
+    if name == "gated":
+        nested["features"] = result[1].shape[1]
+    device.kernel("rows_panel", f"{name}_panel")(panel.rows, threads, STRUCTS[name], **nested)
     assert result[1].get().tobytes() == result[0].get().tobytes()
     assert panel.bits() == expected.bits()
 
 
-STRUCTS = {"rms_norm": "RmsNormPanelParams", "norm_gate": "NormGatePanelParams", "apply_gate": "ApplyGatePanelParams"}
+STRUCTS = {
+    "rms_norm": "RmsNormPanelParams",
+    "norm_gate": "NormGatePanelParams",
+    "apply_gate": "ApplyGatePanelParams",
+    "gated": "GatedPanelParams",
+}
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -97,4 +105,17 @@ def test_apply_gate(device: Device, rows: int, features: int, gates: int) -> Non
         device, "apply_gate", ("apply_gate", "ApplyGateParams", 64),
         lambda y: {"x": y, "gate": gate, "rows": rows, "features": features, "gates": gates}, "gate",
         [device.put(x), device.put(x)],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("features", [64, 17408, 21504])
+@pytest.mark.parametrize("activation", [0, 1])
+def test_gated(device: Device, rows: int, features: int, activation: int) -> None:
+    source = np.random.default_rng(rows)
+    gate, up = (source.standard_normal((rows, features)).astype(np.float32) for _ in range(2))
+    fields = {"up": device.put(up), "n": rows * features, "activation": activation}
+    check(
+        device, "gated", ("gated", "GatedParams", 64), lambda y: {**fields, "gate": y, "y": y}, "gated",
+        [device.put(gate), device.put(gate)],
     )  # fmt: skip

@@ -34,6 +34,7 @@ from support.cuda_engine import cuda_devices
 from support.logits import assert_same_bits, greedy_tokens, log_softmax, position_logits
 from support.requantize import requantize
 from support.tiny_dflash import write_tiny_dflash
+from support.tiny_eagle3 import write_tiny_eagle3
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
@@ -41,7 +42,7 @@ from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 UNITS = (
     "rows", "rows_panel", "row_moves", "all_reduce", "streams", "block_conv", "panel", "repack", "kv_append",
-    "block_index", "sparse_attention", "delta_net", "causal_conv", "routing", "linear_f32",
+    "block_index", "sparse_attention", "delta_net", "delta_net_chunked", "causal_conv", "routing", "linear_f32",
     "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
     "attention_decode_64", "attention_prompt_64", "attention_decode_64_counted", "attention_prompt_64_counted",
 )  # fmt: skip
@@ -288,7 +289,7 @@ def drafted_text(engine: Engine, kind: str, prompt: list[int], n_tokens: int) ->
     return text[:n_tokens], stood
 
 
-@pytest.mark.parametrize("kind", ["draft-dflash", "draft-mtp"])
+@pytest.mark.parametrize("kind", ["draft-dflash", "draft-dspark", "draft-eagle3", "draft-mtp"])
 @pytest.mark.parametrize(
     "placement",
     [
@@ -306,8 +307,13 @@ def test_drafted_texts_are_those_without_drafts(
     prompt = random_tokens(50, seed=8)
     expected = greedy_tokens(Engine(Model(hybrid_path, **placement), n_ctx=512), prompt, 40)
     arguments: dict[str, Any] = {"load_mtp": True}
-    if kind == "draft-dflash":
-        shape = {"n_embd": 128, "head_dim": 64, "target_layers": (1, 3), "window": 64}
+    if kind == "draft-eagle3":
+        widths = {"n_embd": 128, "target_hidden": 128, "head_dim": 64}
+        drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", weight_type="f16", target_layers=(1, 4, 3), **widths)
+        arguments = {"drafter": drafter}
+    elif kind != "draft-mtp":
+        shape: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "target_layers": (1, 3), "window": 64}
+        shape |= {"version": 1, "markov_rank": 32} if kind == "draft-dspark" else {}
         arguments = {"drafter": write_tiny_dflash(tmp_path / "drafter.gguf", weight_type="f16", **shape)}
     engine = Engine(Model(hybrid_path, **placement, **arguments), n_ctx=512)
     text, _ = drafted_text(engine, kind, prompt, 40)

@@ -26,8 +26,9 @@ from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_models import write_tiny_model
 
 UNITS = (
-    "rows", "rows_panel", "all_reduce", "row_moves", "panel", "repack", "kv_append", "delta_net", "causal_conv",
-    "routing", "attention_decode_64", "attention_prompt_64", "linear_f32", "linear_f16", "linear_prompt_f16",
+    "rows", "rows_panel", "all_reduce", "row_moves", "panel", "repack", "kv_append", "delta_net", "delta_net_chunked",
+    "causal_conv", "routing", "attention_decode_64", "attention_prompt_64", "linear_f32", "linear_f16",
+    "linear_prompt_f16",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2, "weight_type": "f16"}
 SIZES = {"n_seq_max": 1, "n_ubatch": 512, "type_k": "f16", "type_v": "f16"}

@@ -1,5 +1,5 @@
-"""`convert-hf-to-gguf` for DFlash and DFlash2 drafters: a tiny drafter's file is taken apart into a checkpoint, comes
-back from it tensor by tensor and key by key, and drafts the same.
+"""`convert-hf-to-gguf` for DFlash, DFlash2 and DSpark drafters: a tiny drafter's file is taken apart into a
+checkpoint, comes back from it tensor by tensor and key by key, and drafts the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import pytest
 from pyllama._engine import Engine, GgufFile, Model, Work
 from support.checkpoints import CONFIGS, write_json, write_tokenizer
 from support.convert_program import failure, run
-from support.dflash_checkpoints import checkpoint_tensors, write_dflash_checkpoint
+from support.dflash_checkpoints import checkpoint_config, checkpoint_tensors, write_dflash_checkpoint
 from support.tiny_dflash import write_tiny_dflash
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 
+SPARK: dict[str, Any] = {"version": 1, "block_size": 7, "markov_rank": 24, "from_anchor": True}
+FEWER = sorted(np.random.default_rng(3).choice(300, 120, replace=False).tolist())
 KINDS: dict[str, dict[str, Any]] = {
     "first": {"version": 1, "block_size": 16, "target_layers": (3, 1)},
     "second": {"target_layers": (1, 2)},
@@ -26,7 +28,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "without windows, three taps, small groups": {"window": None, "conv_taps": 3, "conv_group": 4, "causal": False},
     "keys are values": {"version": 1, "shared_kv": True},
     "own tables": {"own_embeddings": True, "own_head": True},
-    "smaller head": {"draft_to_target": sorted(np.random.default_rng(3).choice(300, 120, replace=False).tolist())},
+    "smaller head": {"draft_to_target": FEWER},
+    "spark": SPARK,
+    "spark from the row after the anchor": SPARK | {"from_anchor": False},
+    "unsure spark of fewer tokens": SPARK | {"confidence_head": False, "draft_to_target": FEWER},
 }
 
 
@@ -78,7 +83,7 @@ def test_converted_drafter_is_the_one_that_was_taken_apart(tmp_path: Path, kind:
     assert keys == own_keys(drafter)
 
 
-@pytest.mark.parametrize("kind", ["first", "second", "smaller head"])
+@pytest.mark.parametrize("kind", ["first", "second", "smaller head", "spark"])
 def test_converted_drafter_drafts_the_same(tmp_path: Path, kind: str) -> None:
     target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4)
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", **KINDS[kind])
@@ -86,6 +91,31 @@ def test_converted_drafter_drafts_the_same(tmp_path: Path, kind: str) -> None:
     for found, expected in zip(drafts(target, converted), drafts(target, drafter), strict=True):
         np.testing.assert_array_equal(found[0], expected[0])
         np.testing.assert_array_equal(found[1], expected[1])
+        np.testing.assert_array_equal(found[2], expected[2])
+
+
+def test_heads_of_dspark_that_files_cannot_say_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drafter = write_tiny_dflash(tmp_path / "drafter.gguf", **SPARK)
+    target = target_folder(tmp_path / "target")
+    section = checkpoint_config(drafter)["dflash_config"]
+
+    def refused(**changes: Any) -> str:
+        config = {"dflash_config": section | changes}
+        checkpoint = write_dflash_checkpoint(tmp_path / "checkpoint", drafter, config=config)
+        return failure(capsys, checkpoint, "--target-model-dir", target)
+
+    assert "markov_head_type is 'gated'" in refused(markov_head_type="gated")
+    assert "confidence_head_with_markov is False" in refused(confidence_head_with_markov=False)
+    assert "markov_rank is 0" in refused(markov_rank=0)
+
+
+def test_dspark_without_a_markov_head_is_a_dflash_that_tells_from_its_anchor(tmp_path: Path) -> None:
+    drafter = write_tiny_dflash(tmp_path / "drafter.gguf", version=1, block_size=7, from_anchor=True)
+    named = {"architectures": ["Qwen3DSparkModel"]}
+    converted = convert(tmp_path, write_dflash_checkpoint(tmp_path / "checkpoint", drafter, config=named))
+    assert own_keys(converted)["dflash.sample_from_anchor"] is True
+    target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4)
+    np.testing.assert_array_equal(drafts(target, converted)[0][1], drafts(target, drafter)[0][1])
 
 
 def test_target_with_three_axes_gives_all_pairs_to_time(tmp_path: Path) -> None:

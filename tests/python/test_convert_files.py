@@ -293,7 +293,8 @@ def test_supported_architectures_are_listed(capsys: pytest.CaptureFixture[str]) 
         ("Qwen3_5", "Qwen3_5Moe", "Qwen4Exp"),
     )
     assert listed == [
-        *("DFlashDraftModel", "DFlash2DraftModel"),
+        *("DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel"),
+        *("LlamaForCausalLMEagle3", "Eagle3Speculator", "Eagle3DraftModel"),
         *("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"),
         *(f"{name}ForCausalLM" for name in text),
         *(f"{name}For{task}" for name in multimodal for task in ("ConditionalGeneration", "CausalLM")),

@@ -286,7 +286,6 @@ def test_bench_reads_neither_environment_nor_config_files(tmp_path):
     [
         ["--ui"],
         ["-dr", "a/b"],
-        ["--spec-type", "draft-eagle3"],
         ["--mmproj", "x"],
         ["-ctk", "iq4_nl"],
         ["--load-mode", "mlock"],

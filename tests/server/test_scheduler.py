@@ -35,6 +35,16 @@ def test_a_prompt_longer_than_the_batch_is_cut_and_draws_only_at_its_end() -> No
     assert plan_step([prompt(0, 0, 36)], 64) == [Chunk(0, 36, True)]
 
 
+def test_prompts_that_do_not_fit_are_cut_at_multiples_of_the_grain() -> None:
+    behind = SequenceState(0, 0, 1000, False, n_held=70)
+    assert plan_step([behind], 500, prompt_grain=64) == [Chunk(0, 442, False)]  # 512 in all
+    assert plan_step([behind, prompt(1, 1, 200)], 500, prompt_grain=64) == [Chunk(0, 442, False)]  # not 58
+    assert plan_step([behind, prompt(1, 1, 30)], 500, prompt_grain=64) == [Chunk(0, 442, False), Chunk(1, 30, True)]
+    assert plan_step([behind], 40, prompt_grain=64) == [Chunk(0, 40, False)]  # rather a part of the grain than nothing
+    assert plan_step([behind._replace(n_pending=450)], 500, prompt_grain=64) == [Chunk(0, 450, True)]
+    assert plan_step([behind._replace(n_until_cut=33)], 500, prompt_grain=64) == [Chunk(0, 33, False)]
+
+
 def test_a_prompt_is_cut_where_its_state_is_wanted() -> None:
     wanted = SequenceState(0, 0, 100, False, n_until_cut=30)
     assert plan_step([wanted, prompt(1, 1, 20)], 64) == [Chunk(0, 30, False), Chunk(1, 20, True)]

@@ -229,7 +229,7 @@ def bf16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 def safetensors_bytes(tensors: Mapping[str, NDArray[Any]], **header_changes: Any) -> bytes:
     """A file of these tensors; u16 arrays are taken for bf16. header_changes replace entries of the header."""
     names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
-    names[np.dtype(np.int64)] = "I64"
+    names |= {np.dtype(np.int64): "I64", np.dtype(np.bool_): "BOOL"}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     parts, offset = [], 0
     for name, values in tensors.items():

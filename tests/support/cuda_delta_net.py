@@ -45,15 +45,16 @@ class DeltaNet:
             "qkv": device.put(qkv), "beta": device.put(beta), "alpha": device.put(alpha), "a": device.put(self.a),
             "dt_bias": device.put(self.dt_bias), "y": device.empty((len(qkv), self.value_heads * self.head_dim)),
             "memory": memory, "state_from": device.put(np.array(state_from, np.int32)),
-            "state_to": device.put(np.array(state_to, np.int32)), "first_row": device.put(first_rows(counts)),
-            "slot_values": memory.shape[1], "key_heads": self.key_heads, "value_heads": self.value_heads, "eps": EPS,
+            "state_to": device.put(np.array(state_to, np.int32)), "first_row": device.put(first_rows(counts)[:-1]),
+            "end_row": device.put(first_rows(counts)[1:]), "slot_values": memory.shape[1],
+            "key_heads": self.key_heads, "value_heads": self.value_heads, "eps": EPS,
         }  # fmt: skip
 
     def recurrent(
         self, device: Device, inputs: Inputs, memory: Array, counts: list[int], state_from: list[int],
-        state_to: list[int],
+        state_to: list[int], most_rows: int = 1 << 30,
     ) -> Work:  # fmt: skip
-        fields = self._fields(device, inputs, memory, counts, state_from, state_to)
+        fields = self._fields(device, inputs, memory, counts, state_from, state_to) | {"most_rows": most_rows}
         grid = (-(-self.value_heads * self.head_dim // 16 // 4), len(counts))
         kernel = device.kernel("delta_net", f"delta_net_{self.head_dim}")
         return Work(lambda: kernel(grid, 128, "DeltaNetParams", **fields), fields["y"])

@@ -10,10 +10,14 @@ import pytest
 
 from support.cuda_device import takes_emulated_device
 
+OF_DRAWS = ("sampling", "top_k")
+"""Kernel units that an engine needs for tokens that it draws itself."""
+
 
 @contextmanager
 def cuda_devices(units: Sequence[str], **settings: str) -> Iterator[bool]:
-    """Within it the engine finds CUDA0 and on; true for the emulated device, which has the given kernel units only.
+    """Within it the engine finds CUDA0 and on; true for the emulated device, which has the given kernel units only,
+    and those of draws.
 
     settings: environment of the emulated device. EMULATED_CUDA=1 takes it on a machine with a driver, too.
     """
@@ -23,7 +27,7 @@ def cuda_devices(units: Sequence[str], **settings: str) -> Iterator[bool]:
         from support.emulated_cuda import NoCompilerError, ensure_built
 
         try:
-            folder = ensure_built(units)
+            folder = ensure_built([*units, *OF_DRAWS])
         except NoCompilerError as error:
             pytest.skip(f"needs an NVIDIA driver, or for the emulated device: {error}")
         environment = {"V100_CUDA_DRIVER": str(folder / "libcuda.so.1"), "V100_KERNELS_DIR": str(folder), **settings}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from support.cuda_device import Array, Device, linear_job, parameter_structs
-from support.cuda_linear import PROMPT_TILES, Weight, pack
+from support.cuda_linear import PROMPT_TILES, ROW_THREADS, Weight, pack
 
 THREADS = 256
 ITEM = np.dtype([("expert", np.int32), ("first", np.int32), ("rows", np.int32)])
@@ -144,7 +144,7 @@ def prepare_experts(
 
     def launch() -> None:
         gather(
-            (rows_of_item, most_items), THREADS, "ExpertPanelParams", x=x, features=first.in_features,
+            (rows_of_item, most_items), ROW_THREADS, "ExpertPanelParams", x=x, features=first.in_features,
             tiles=rows_of_item // 8, slots_per_row=slots_per_row, **shared,
         )  # fmt: skip
         multiply(

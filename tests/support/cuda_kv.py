@@ -143,9 +143,11 @@ class Cache:
         """What the card reads back at indices first.. of a sequence: keys and values [rows, kv_heads, head_dim]."""
         k, v = (self.device.empty((rows, self.kv_heads, self.head_dim)) for _ in range(2))
         warps = rows * self.kv_heads * feature_blocks(self.head_dim) * 2
+        page, place = divmod(first, PAGE_TOKENS)
+        where = np.array([place, *self.page_table[sequence][page:]], np.int32)
         self.device.kernel("kv_append", "kv_read")(
-            -(-warps // (THREADS // 32)), THREADS, "KvReadParams", k=k, v=v, rows=rows, first=first, cache=self.struct,
-            pages=self.device.put(self.page_table[sequence]),
+            -(-warps // (THREADS // 32)), THREADS, "KvReadParams", k=k, v=v, rows=rows, cache=self.struct,
+            where=self.device.put(where),
         )  # fmt: skip
         return k.get(), v.get()
 

@@ -12,6 +12,7 @@ from support.cuda_device import Array, Device, linear_job, parameter_structs
 from support.random_blocks import block_size
 
 THREADS = 256
+NORM_THREADS, ROW_THREADS = 256, 512  # of params.h
 ROW_TILES = {8: 1, 16: 2, 32: 4, 64: 8}  # by the most rows of a kernel
 PROMPT_ROWS = 128  # kPromptRows
 PROMPT_TILES = {"wide": (128, 256, 256), "narrow": (64, 128, 128)}  # rows, columns, threads: linear_prompt_shape.h
@@ -57,7 +58,7 @@ def make_panel(device: Device, x: Array, prompt: bool = False) -> Panel:
     panel = Panel(device.empty((features * tiles * 8,), np.uint16), device.empty((rows,)), rows, most_rows)
     launch = device.kernel("panel", "panel")
     fields: dict[str, Any] = {"x": x, "panel": panel.values, "row_scale": panel.row_scale}
-    launch(tiles * 8, THREADS, "PanelParams", rows=rows, features=features, tiles=tiles, **fields)
+    launch(rows, ROW_THREADS, "PanelParams", rows=rows, features=features, tiles=tiles, **fields)
     return panel
 
 

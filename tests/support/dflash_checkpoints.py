@@ -24,6 +24,10 @@ _WHOLE = {
     "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
     "selector_successor.weight": "candidate_selector.successor_codebook",
     "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
+    "markov_w1.weight": "markov_head.markov_w1.weight",
+    "markov_w2.weight": "markov_head.markov_w2.weight",
+    "conf_proj.weight": "confidence_head.proj.weight",
+    "conf_proj.bias": "confidence_head.proj.bias",
 }
 _OF_LAYERS = {
     "attn_norm.weight": "input_layernorm.weight",
@@ -59,18 +63,28 @@ def checkpoint_config(drafter: Path) -> dict[str, Any]:
     keys = {name.removeprefix("dflash."): field.contents() for name, field in reader.fields.items()}
     heads = [int(tensor.shape[0]) for tensor in reader.tensors if tensor.name == "d2t"]
     version_2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+    ranks = [int(tensor.shape[0]) for tensor in reader.tensors if tensor.name == "markov_w1.weight"]
     section = {
         "block_size": keys["block_size"],
         "mask_token_id": keys["tokenizer.ggml.mask_token_id"],
         "target_layer_ids": [layer - 1 for layer in keys["target_layers"]],
         **{key: keys[key] for key in version_2 if key in keys},
     }
+    if ranks:
+        section |= {
+            "markov_rank": ranks[0],
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": keys["has_confidence_head"],
+            "confidence_head_with_markov": keys["has_confidence_head"],
+            "sample_from_anchor": keys["sample_from_anchor"],
+        }
+    named = "Qwen3DSparkModel" if ranks else "DFlash2DraftModel" if "selector_rank" in keys else "DFlashDraftModel"
     kinds = [
         "sliding_attention" if windowed else "full_attention"
         for windowed in keys.get("attention.sliding_window_pattern", [False] * keys["block_count"])
     ]
     return {
-        "architectures": ["DFlash2DraftModel" if "selector_rank" in keys else "DFlashDraftModel"],
+        "architectures": [named],
         "model_type": "qwen3",
         "hidden_size": keys["embedding_length"],
         "intermediate_size": keys["feed_forward_length"],

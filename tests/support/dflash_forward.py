@@ -1,6 +1,7 @@
 """What a `dflash` drafter proposes, computed with NumPy in f64 straight from the definitions: an oracle.
 
-E hidden, D drafted tokens (a block has D + 1 rows, the anchor first), K candidates of a row, R rank of the selector.
+E hidden, D drafted tokens (a block has D + 1 rows, the anchor first; D where the anchor's row counts), K candidates of
+a row, R rank of the selector.
 """
 
 from __future__ import annotations
@@ -34,6 +35,15 @@ class Lattice:
         return tokens
 
 
+@dataclass(frozen=True)
+class MarkovChain:
+    """Of DSpark: logits [D, V], corrected for the tokens chosen before, the chosen tokens, how sure it is of each."""
+
+    logits: Array
+    tokens: list[int]
+    confidences: list[float]  # empty without a head of confidence
+
+
 class DFlashForward:
     """A drafter beside its target's embeddings [V, E] and output matrix [V, E]. Raises ValueError for other files."""
 
@@ -56,6 +66,8 @@ class DFlashForward:
         self.embeddings = self.weights.get("token_embd.weight", embeddings)
         self.head = self.weights.get("output.weight", head)
         self.vocab = len(embeddings)
+        self.is_dspark = "markov_w1.weight" in self.weights
+        self.silent_rows = 0 if self.keys.get("sample_from_anchor", self.is_dspark) else 1
 
     def norm(self, x: Array, name: str | None) -> Array:
         y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon)
@@ -100,10 +112,10 @@ class DFlashForward:
 
     def block_states(self, anchor: int, n_draft: int, taps: Array) -> Array:
         """Normed states of the block's rows, [D + 1, E]; taps [n, ...] of the n tokens before the anchor."""
-        n = len(taps)
-        context, before, positions = self.context(taps), np.arange(n), np.arange(n, n + n_draft + 1)
+        n, n_rows = len(taps), n_draft + self.silent_rows
+        context, before, positions = self.context(taps), np.arange(n), np.arange(n, n + n_rows)
         mask_token = self.keys["tokenizer.ggml.mask_token_id"]
-        h = self.keys.get("embedding_scale", 1.0) * self.embeddings[[anchor] + [mask_token] * n_draft]
+        h = self.keys.get("embedding_scale", 1.0) * self.embeddings[[anchor] + [mask_token] * (n_rows - 1)]
         for layer in range(self.n_layers):
             block = f"blk.{layer}."
             y = self.norm(h, block + "attn_norm.weight")
@@ -174,11 +186,29 @@ class DFlashForward:
             scores[t] = logits[t, candidates[t]] + pairs
         return Lattice(candidates, scores)
 
+    def chain(self, anchor: int, n_draft: int, taps: Array) -> MarkovChain:
+        """Of DSpark."""
+        states = self.block_states(anchor, n_draft, taps)[self.silent_rows :]
+        logits, tokens, confidences, previous = self.logits(states), [], [], anchor
+        for row, state in zip(logits, states, strict=True):
+            embedded = self.weights["markov_w1.weight"][previous]
+            row[self.weights.get("d2t", slice(None))] += self.weights["markov_w2.weight"] @ embedded
+            if "conf_proj.weight" in self.weights:
+                sure = self.weights["conf_proj.weight"][0] @ np.concatenate([state, embedded])
+                confidences.append(float(1 / (1 + np.exp(-sure - self.weights["conf_proj.bias"][0]))))
+            tokens.append(previous := int(np.argmax(row)))
+        return MarkovChain(logits, tokens, confidences)
+
     def draft(self, anchor: int, n_draft: int, taps: Array) -> list[int]:
-        """The greedy proposal: of DFlash2 the walk through the lattice, of DFlash the best token of each row."""
+        """The greedy proposal: of DFlash2 the walk through the lattice, of DSpark the chain, of DFlash the best token
+        of each row.
+        """
+        if self.is_dspark:
+            return self.chain(anchor, n_draft, taps).tokens
         if "selector_hidden.weight" in self.weights:
             return self.lattice(anchor, n_draft, taps).greedy_walk()
-        return np.argmax(self.logits(self.block_states(anchor, n_draft, taps)[1:]), axis=-1).tolist()
+        states = self.block_states(anchor, n_draft, taps)[self.silent_rows :]
+        return np.argmax(self.logits(states), axis=-1).tolist()
 
 
 def tapped_inputs(streams: Sequence[Array], target_layers: Sequence[int]) -> Array:

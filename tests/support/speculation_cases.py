@@ -20,12 +20,13 @@ from engine_server import EngineServer
 
 from support.spoken_letters import LETTERS, speak_letters
 from support.tiny_dflash import write_tiny_dflash
+from support.tiny_eagle3 import write_tiny_eagle3
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
 
 ARCHITECTURES = ("llama", "qwen3", "qwen35", "qwen35moe")
-DRAFTERS = ("ngrams", "same", "foreign", "dflash", "dflash2", "mtp")
+DRAFTERS = ("ngrams", "same", "foreign", "dflash", "dflash2", "dspark", "eagle3", "mtp")
 COMPARED = (
     *("tokens", "content", "stop_type", "stopping_word", "truncated", "tokens_predicted", "tokens_evaluated"),
     "completion_probabilities",
@@ -121,10 +122,14 @@ class Files:
     def foreign(self) -> Path:
         return speak_letters(write_tiny_llama(self._folder / "foreign.gguf", seed=99))
 
-    def dflash(self, version: int, weights: str) -> Path:
-        path = self._folder / f"dflash{version}-{weights}.gguf"
-        shape: dict[str, Any] = {"target_layers": (1, 3), "window": 64, "selector_rank": 32}
+    def dflash(self, version: int, weights: str, markov_rank: int = 0) -> Path:
+        path = self._folder / f"dflash{version}-{markov_rank}-{weights}.gguf"
+        shape: dict[str, Any] = {"target_layers": (1, 3), "window": 64, "selector_rank": 32, "markov_rank": markov_rank}
         return path if path.exists() else write_tiny_dflash(path, version=version, weight_type=weights, **shape)
+
+    def eagle3(self, weights: str) -> Path:
+        path = self._folder / f"eagle3-{weights}.gguf"
+        return path if path.exists() else write_tiny_eagle3(path, target_layers=(1, 4, 2), weight_type=weights)
 
     def arguments(self, setting: Setting) -> tuple[str, ...]:
         """Of the server that drafts."""
@@ -134,6 +139,8 @@ class Files:
             "foreign": ("draft-simple", self.foreign, 4),
             "dflash": ("draft-dflash", self.dflash(1, setting.weights), 7),
             "dflash2": ("draft-dflash", self.dflash(2, setting.weights), 7),
+            "dspark": ("draft-dspark", self.dflash(1, setting.weights, markov_rank=32), 7),
+            "eagle3": ("draft-eagle3", self.eagle3(setting.weights), 4),
             "mtp": ("draft-mtp", None, 4),
         }
         if setting.drafter == "ngrams":

@@ -1,4 +1,5 @@
-"""Writes tiny random-weight `dflash` drafters (DFlash and DFlash2) for the tiny models, whose vocabulary they share.
+"""Writes tiny random-weight `dflash` drafters (DFlash, DFlash2, DSpark) for the tiny models, whose vocabulary they
+share.
 
 Shapes are such that mistakes show: a window shorter than the texts, groups of channels in the convolutions that are not
 the heads, several tapped layers, coefficients that differ at both sides of a layer and at each tap, codebooks whose
@@ -31,6 +32,9 @@ def write_tiny_dflash(
     conv_group: int = 16,
     selector_rank: int = 24,
     selector_top_k: int = 5,
+    markov_rank: int = 0,
+    confidence_head: bool = True,
+    from_anchor: bool | None = None,
     window: int | None = 16,
     windowed: Sequence[bool] | None = None,
     causal: bool | None = None,
@@ -49,8 +53,10 @@ def write_tiny_dflash(
 ) -> Path:
     """Write the drafter and return its path. The same arguments give the same bytes.
 
-    target_layers: layers of the target whose input is tapped. version: 1 or 2. window: of the layers in `windowed` (all
-    of them); None: layers see everything. causal: `attention.causal`, not written when None. draft_to_target: the token
+    target_layers: layers of the target whose input is tapped. version: 1 or 2. markov_rank: of DSpark, which is the
+    first version with two heads more, one of them `confidence_head`; 0: none. from_anchor: `sample_from_anchor`, not
+    written when None. window: of the layers in `windowed` (all of them); None: layers see everything. causal:
+    `attention.causal`, not written when None. draft_to_target: the token
     of each row of the drafter's own, smaller head. shared_kv: without value projections.
     """
     keys = common_keys(
@@ -86,6 +92,10 @@ def write_tiny_dflash(
             "dflash.selector_rank": selector_rank,
             "dflash.selector_top_k": selector_top_k,
         }
+    if markov_rank:
+        keys["dflash.has_confidence_head"] = confidence_head
+    if from_anchor is not None:
+        keys["dflash.sample_from_anchor"] = from_anchor
     keys |= dict(metadata or {})
     writer = ModelWriter(path, "dflash", keys, weight_type=weight_type, seed=seed)
     q_rows, kv_rows = n_head * head_dim, n_head_kv * head_dim
@@ -103,6 +113,13 @@ def write_tiny_dflash(
         writer.matrix("selector_predecessor.weight", writer.n_vocab, selector_rank, 1.0)
         writer.matrix("selector_successor.weight", writer.n_vocab, selector_rank, 1.0)
         writer.matrix("selector_hidden.weight", selector_rank, n_embd, 1.2 / (n_embd * selector_rank) ** 0.5)
+    if markov_rank:
+        rows = writer.n_vocab if draft_to_target is None else len(draft_to_target)
+        writer.matrix("markov_w1.weight", writer.n_vocab, markov_rank, 1.0)
+        writer.matrix("markov_w2.weight", rows, markov_rank, 1.2 / markov_rank**0.5)
+        if confidence_head:
+            writer.matrix("conf_proj.weight", 1, n_embd + markov_rank, 1.5 / (n_embd + markov_rank) ** 0.5)
+            writer.vector("conf_proj.bias", 1, 0.7, 0.0)
     for layer in range(n_layer):
         block = f"blk.{layer}."
         writer.vector(block + "attn_norm.weight", n_embd, 1.0, 0.2)

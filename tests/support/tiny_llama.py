@@ -119,7 +119,8 @@ def encode_random(
 class ModelWriter:
     """A GGUF file with the tiny vocabulary and random tensors, in the order they are asked for.
 
-    keys: int is stored as u32. weight_type and tensor_types: see `write_tiny_llama`.
+    keys: int is stored as u32. n_vocab: tokens, with unused ones behind the vocabulary; 0: none. weight_type and
+    tensor_types: see `write_tiny_llama`.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class ModelWriter:
         *,
         weight_type: str = "f32",
         tensor_types: Mapping[str, str] | None = None,
+        n_vocab: int = 0,
         seed: int,
     ) -> None:
         self.path = Path(path)
@@ -139,9 +141,10 @@ class ModelWriter:
         self._writer = gguf.GGUFWriter(self.path, architecture)
         self.add_keys(keys)
         vocabulary = byte_level_vocabulary()
-        self.n_vocab = len(vocabulary.tokens)
-        self._writer.add_token_list(vocabulary.tokens)
-        self._writer.add_token_types(vocabulary.types)
+        n_unused = max(0, n_vocab - len(vocabulary.tokens))
+        self.n_vocab = len(vocabulary.tokens) + n_unused
+        self._writer.add_token_list([*vocabulary.tokens, *(f"<unused{i}>" for i in range(n_unused))])
+        self._writer.add_token_types([*vocabulary.types, *[gguf.TokenType.UNUSED] * n_unused])
         self._writer.add_token_merges(vocabulary.merges)
 
     def add_keys(self, keys: Mapping[str, MetadataValue]) -> None:

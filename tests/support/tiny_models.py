@@ -25,6 +25,7 @@ def write_tiny_model(
     n_expert_used: int = 2,
     tied: bool = False,
     n_labels: int = 0,
+    n_vocab: int = 0,
     has_dense_head: bool = False,
     weight_type: str = "f32",
     tensor_types: Mapping[str, str] | None = None,
@@ -35,7 +36,8 @@ def write_tiny_model(
 
     n_expert: default 8 for qwen3moe and `llama` (which is Mixtral here), 0 for others. n_ff: of one expert where there
     are experts. n_labels: outputs of a classification head (`cls.output`), as rerankers have one; 0: none.
-    has_dense_head: with a layer before it (`cls`). Other arguments as for `write_tiny_llama`.
+    has_dense_head: with a layer before it (`cls`). n_vocab: as of `ModelWriter`. Other arguments as for
+    `write_tiny_llama`.
     """
     if n_expert is None:
         n_expert = 8 if architecture in ("qwen3moe", "llama") else 0
@@ -64,7 +66,9 @@ def write_tiny_model(
         keys[f"{architecture}.classifier.output_labels"] = [f"label {i}" for i in range(n_labels)]
     keys |= dict(metadata or {})
 
-    writer = ModelWriter(path, architecture, keys, weight_type=weight_type, tensor_types=tensor_types, seed=seed)
+    writer = ModelWriter(
+        path, architecture, keys, weight_type=weight_type, tensor_types=tensor_types, n_vocab=n_vocab, seed=seed
+    )
     # gemma3 multiplies the embeddings by sqrt(n_embd); its head is tied to them as a rule.
     writer.matrix("token_embd.weight", writer.n_vocab, n_embd, 2.4 / n_embd**0.5)
     writer.vector("output_norm.weight", n_embd, 1.0, 0.2)

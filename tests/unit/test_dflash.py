@@ -80,7 +80,7 @@ def test_candidates_and_scores_are_those_of_the_formulas(
     append(engine, TEXT[:n])
     (found,) = engine.draft_blocks([(0, TEXT[n])], 7)
     lattice = expected(target, drafter, streams(n), TEXT[n], 7)
-    tokens, scores = found
+    tokens, scores, _ = found
     np.testing.assert_array_equal(tokens, lattice.candidates)
     np.testing.assert_allclose(scores, lattice.scores, rtol=0, atol=3e-3)
     assert Lattice(tokens, scores).greedy_walk() == lattice.greedy_walk()
@@ -104,7 +104,7 @@ def test_the_comparison_sees_a_planted_fault(
     bad = write_tiny_dflash(tmp_path / "bad.gguf", target_layers=TARGET_LAYERS, metadata=fault)
     engine = engine_with(target, bad)
     append(engine, TEXT[:50])
-    ((tokens, scores),) = engine.draft_blocks([(0, TEXT[50])], 7)
+    ((tokens, scores, _),) = engine.draft_blocks([(0, TEXT[50])], 7)
     lattice = expected(target, good, streams(50), TEXT[50], 7)
     assert not np.array_equal(tokens, lattice.candidates) or np.abs(scores - lattice.scores).max() > 0.03
 
@@ -115,7 +115,7 @@ def test_the_first_version_has_logits_for_scores(
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS, version=1, block_size=16)
     engine = engine_with(target, drafter)
     append(engine, TEXT[:40])
-    ((tokens, scores),) = engine.draft_blocks([(0, TEXT[40])], 15)
+    ((tokens, scores, _),) = engine.draft_blocks([(0, TEXT[40])], 15)
     weights = Qwen35Forward(target).weights
     forward = DFlashForward(drafter, weights["token_embd.weight"], weights["output.weight"])
     taps = tapped_inputs(streams(40), TARGET_LAYERS)
@@ -131,7 +131,7 @@ def test_a_smaller_vocabulary_of_its_own_is_mapped(
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS, draft_to_target=ids)
     engine = engine_with(target, drafter)
     append(engine, TEXT[:33])
-    ((tokens, scores),) = engine.draft_blocks([(0, TEXT[33])], 7)
+    ((tokens, scores, _),) = engine.draft_blocks([(0, TEXT[33])], 7)
     lattice = expected(target, drafter, streams(33), TEXT[33], 7)
     np.testing.assert_array_equal(tokens, lattice.candidates)
     np.testing.assert_allclose(scores, lattice.scores, atol=3e-3)
@@ -209,7 +209,7 @@ def test_wrong_calls_are_refused(target: Path, tmp_path: Path) -> None:
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
     with pytest.raises(ModelError, match="drafter"):
         Model(drafter)
-    with pytest.raises(ModelError, match="not that of a DFlash drafter"):
+    with pytest.raises(ModelError, match="not that of a drafter"):
         Model(target, drafter=target)
     with pytest.raises(InvalidArgument, match="without a drafter"):
         Engine(Model(target), n_ctx=256).draft_blocks([(0, 5)], 7)

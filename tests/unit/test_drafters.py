@@ -205,7 +205,7 @@ def test_types_have_their_precedence_whatever_order_they_are_given_in(engine: En
         (["ngram"], "'ngram' is not a type"),
         (["draft-simple"], "needs a draft model"),
         (["draft-mtp"], "needs a model with a block"),
-        (["draft-eagle3"], "not supported yet"),
+        (["draft-eagle3"], "needs an EAGLE-3 drafter"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             Speculator(engine, types)

@@ -68,13 +68,24 @@ __device__ __forceinline__ float block_sum(float value, float* shared) {
   return total;
 }
 
-__device__ __forceinline__ float sigmoid_f32(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ float silu_f32(float x) { return x / (1.0f + expf(-x)); }
+// 1 / x to an ulp: an exact division has branches, and costs a row of activations more than all else that is done with it.
+__device__ __forceinline__ float reciprocal(float x) {
+#ifdef V100_EMULATED
+  return 1.0f / x;
+#else
+  float y;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+__device__ __forceinline__ float sigmoid_f32(float x) { return reciprocal(1.0f + expf(-x)); }
+__device__ __forceinline__ float silu_f32(float x) { return x * sigmoid_f32(x); }
 
 // x / 2 * (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), tanh(u) = 1 - 2 / (1 + e^2u).
 __device__ __forceinline__ float gelu_f32(float x) {
   const float u = 0.797884560802865f * x * fmaf(0.044715f * x, x, 1.0f);
-  return x * (1.0f - 1.0f / (1.0f + expf(u + u)));
+  return x * (1.0f - reciprocal(1.0f + expf(u + u)));
 }
 
 __device__ __forceinline__ float activate(int32_t activation, float x) {

@@ -15,7 +15,7 @@ constexpr int kMostTaps = 8;  // whose weights stay in registers
 extern "C" __global__ void __launch_bounds__(kThreads) causal_conv(CausalConvParams p) {
   const int channel = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   const int sequence = static_cast<int>(blockIdx.y);
-  const int first = p.first_row[sequence], rows = p.first_row[sequence + 1] - first;
+  const int first = p.first_row[sequence], rows = p.end_row[sequence] - first;
   if (channel >= p.channels || rows <= 0) return;
   const int from = p.state_from[sequence], kept = (p.taps - 1) * p.dilation;
   const int64_t start = static_cast<int64_t>(first) * p.channels + channel;

@@ -36,8 +36,8 @@ __device__ __forceinline__ void delta_net(const DeltaNetParams& p) {
   const int tile = static_cast<int>(blockIdx.x) * kWarps + warp, head = tile / (kHeadDim / kColumns);
   if (head >= p.value_heads) return;
   const int sequence = static_cast<int>(blockIdx.y), from = p.state_from[sequence];
-  const int first_row = p.first_row[sequence], last_row = p.first_row[sequence + 1];
-  if (first_row >= last_row) return;
+  const int first_row = p.first_row[sequence], last_row = p.end_row[sequence];
+  if (first_row >= last_row || last_row - first_row > p.most_rows) return;
   const int column = tile % (kHeadDim / kColumns) * kColumns + 4 * c;  // of the head
   const int64_t place = static_cast<int64_t>(tile) * kHeadDim * kColumns + g * kColumns + 4 * c;
 

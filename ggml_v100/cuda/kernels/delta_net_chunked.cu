@@ -51,7 +51,7 @@ struct ChunkRows {
   int32_t begin, count;
 };
 __device__ __forceinline__ ChunkRows rows_of_chunk(const DeltaNetChunksParams& p, int sequence, int chunk) {
-  const int first = p.first_row[sequence], rows = p.first_row[sequence + 1] - first;
+  const int first = p.first_row[sequence], rows = p.end_row[sequence] - first;
   const int skipped = p.first_position[sequence] % kChunk;  // of the chunk that the first row is in
   const int begin = max(0, chunk * kChunk - skipped), end = min(rows, (chunk + 1) * kChunk - skipped);
   return {first + begin, end - begin};

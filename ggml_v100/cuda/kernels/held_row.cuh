@@ -6,22 +6,20 @@
 
 namespace v100::cuda {
 
-constexpr int kRowThreads = 256;  // of the blocks that have a row
-
-// Thread t has the quads t, t + 256, ... of the row; a quad is four adjacent features.
-template <int kMostQuads>
+// Thread t has the quads t, t + kThreads, ... of the row; a quad is four adjacent features.
+template <int kMostQuads, int kOfBlock>
 struct HeldRow {
-  static constexpr int kQuads = kMostQuads;
+  static constexpr int kQuads = kMostQuads, kThreads = kOfBlock;
   float4 quads[kQuads];
 
-  __device__ static bool fits(int features) { return features % 4 == 0 && features <= kQuads * 4 * kRowThreads; }
+  __device__ static bool fits(int features) { return features % 4 == 0 && features <= kQuads * 4 * kThreads; }
 
   // body(first feature, quad) for the thread's quads, ascending.
   template <class Body>
   __device__ __forceinline__ void each(int features, const Body& body) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const int first = 4 * (i * kRowThreads + static_cast<int>(threadIdx.x));
+      const int first = 4 * (i * kThreads + static_cast<int>(threadIdx.x));
       if (first < features) body(first, quads[i]);
     }
   }
@@ -30,7 +28,7 @@ struct HeldRow {
   __device__ __forceinline__ void each_with(HeldRow& other, int features, const Body& body) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const int first = 4 * (i * kRowThreads + static_cast<int>(threadIdx.x));
+      const int first = 4 * (i * kThreads + static_cast<int>(threadIdx.x));
       if (first < features) body(first, quads[i], other.quads[i]);
     }
   }

@@ -72,8 +72,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) kv_read(KvReadParams p) {
   if (item.row >= p.rows) return;
   const int head_dim = p.cache.head_dim, feature = item.block * kStripValues + lane_id();
   if (feature >= head_dim) return;
-  const int index = p.first + static_cast<int>(item.row);
-  const uint8_t* part = kv_part(p.cache, p.pages[index / kPageTokens], item.head, item.is_value);
+  const int index = p.where[0] + static_cast<int>(item.row);
+  const uint8_t* part = kv_part(p.cache, p.where[1 + index / kPageTokens], item.head, item.is_value);
   float* y = (item.is_value ? p.v : p.k) + (item.row * p.cache.kv_heads + item.head) * head_dim;
   y[feature] = load_kv(p.cache, part, item.is_value, index % kPageTokens, item.block);
 }

@@ -36,7 +36,7 @@ __device__ __forceinline__ void part_of(int blocks, int part, int& begin, int& e
 // both. For few rows two rounds take turns, one on its way while the other is computed. From 32 rows on registers are short and
 // half a unit's products take longer than a load: the next unit comes into the registers of the one just decoded.
 template <class Codec, int kTiles, int kColumns, int kStage>
-__device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns],
+__device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns], int rows,
                                              int blocks, int part, float (&sums)[kColumns][kTiles][8]) {
   constexpr bool kTakeTurns = kTiles < 4;
   constexpr bool kPrefetches = Codec::kUnits > 1 && kColumns > 1 && kTiles > 1;  // measured: it pays for these
@@ -85,7 +85,9 @@ __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_
       at[c] += kStage * Codec::kUnitBytes;
     }
   };
-  const uint16_t* x = panel + static_cast<int64_t>(begin) * (kUnitValues / 8 * kOctet) + row_of_a(lane) * 8;
+  // Lanes of rows that are not there read the last one: what they make of it is not stored, and a line is read for less.
+  const int row = kTiles == 1 ? min(row_of_a(lane), rows - 1) : row_of_a(lane);
+  const uint16_t* x = panel + static_cast<int64_t>(begin) * (kUnitValues / 8 * kOctet) + row * 8;
   const auto compute = [&](Round& round, int first) {
     if (first % Codec::kUnits == 0) {
 #pragma unroll
@@ -186,7 +188,7 @@ __device__ __forceinline__ void linear(const LinearParams& p) {
   }
 
   float sums[kColumns][kTiles][8];
-  stream_tiles<Codec, kTiles, kColumns, kStage>(panel, records, has_weights ? blocks : 0, part, sums);
+  stream_tiles<Codec, kTiles, kColumns, kStage>(panel, records, item.rows, has_weights ? blocks : 0, part, sums);
 
   // One output of each column per thread and 8 rows: thread i has row i / 32, feature i % 32.
   const int output = static_cast<int>(threadIdx.x);

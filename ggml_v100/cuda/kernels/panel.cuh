@@ -8,17 +8,18 @@
 
 namespace v100::cuda {
 
-using PanelRow = HeldRow<20>;  // up to 20480 features
+using PanelRow = HeldRow<10, kRowThreads>;  // up to 20480 features
 
 // What a row with this largest magnitude of a thread is multiplied by; row_scale becomes what undoes that. All threads of a
 // block together.
+template <int kThreads>
 __device__ __forceinline__ float panel_scale(float most, float* row_scale) {
-  __shared__ float largest[kRowThreads / kWarp];
+  __shared__ float largest[kThreads / kWarp];
   most = warp_max(most);
   if (lane_id() == 0) largest[warp_id()] = most;
   __syncthreads();  // maxima written above are read below
 #pragma unroll
-  for (int w = 0; w < kRowThreads / kWarp; ++w) most = fmaxf(most, largest[w]);
+  for (int w = 0; w < kThreads / kWarp; ++w) most = fmaxf(most, largest[w]);
 
   // most = m * 2^exponent with m in 1..2; subnormal maxima count as 2^-127. The scale stays within f32's normal range.
   const int exponent = static_cast<int>(__float_as_uint(most) >> 23 & 255u) - 127;
@@ -29,7 +30,8 @@ __device__ __forceinline__ float panel_scale(float most, float* row_scale) {
 }
 
 // Four features of a row, from `first` on.
-__device__ __forceinline__ void put_quad(uint16_t* panel, int tiles, int row, int first, const float4& quad, float scale) {
+__device__ __forceinline__ void put_quad(uint16_t* panel, int tiles, int row, int first, const float4& quad,
+                                         float scale) {
   const __half2 pairs[2] = {__floats2half2_rn(quad.x * scale, quad.y * scale),
                             __floats2half2_rn(quad.z * scale, quad.w * scale)};
   uint16_t* octet = panel + (static_cast<int64_t>(first / 8) * tiles * 8 + row) * 8;
@@ -37,36 +39,31 @@ __device__ __forceinline__ void put_quad(uint16_t* panel, int tiles, int row, in
 }
 
 // Row `row` of a panel from what a block holds.
-template <int kQuads>
-__device__ __forceinline__ void panel_row(HeldRow<kQuads>& x, int features, int tiles, int row, uint16_t* panel,
-                                          float* row_scale) {
+template <class Row>
+__device__ __forceinline__ void panel_row_of(Row& x, int features, int tiles, int row, uint16_t* panel,
+                                             float* row_scale) {
   float most = 0.0f;
   x.each(features, [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
-  const float scale = panel_scale(most, row_scale);
+  const float scale = panel_scale<Row::kThreads>(most, row_scale);
   x.each(features, [&](int first, const float4& quad) { put_quad(panel, tiles, row, first, quad, scale); });
 }
 
-// A row without values: zeros, which have no scale.
-__device__ __forceinline__ void panel_zeros(int features, int tiles, int row, uint16_t* panel) {
-  for (int first = 8 * static_cast<int>(threadIdx.x); first < features; first += 8 * kRowThreads)
-    *reinterpret_cast<uint4*>(panel + (static_cast<int64_t>(first / 8) * tiles * 8 + row) * 8) = uint4{0, 0, 0, 0};
-}
-
 // Row `row` of a panel from x [features].
+template <int kThreads = kRowThreads>
 __device__ __forceinline__ void panel_row(const float* x, int features, int tiles, int row, uint16_t* panel,
                                           float* row_scale) {
-  if (PanelRow::fits(features)) {
+  if (kThreads == kRowThreads && PanelRow::fits(features)) {
     PanelRow held;
     held.load(x, features);
-    return panel_row(held, features, tiles, row, panel, row_scale);
+    return panel_row_of(held, features, tiles, row, panel, row_scale);
   }
   const int thread = static_cast<int>(threadIdx.x);
   const auto load = [&](int i) { return *reinterpret_cast<const float4*>(x + i); };
   float most = 0.0f;
-  in_batches<8>(4 * thread, 4 * kRowThreads, features, load,
+  in_batches<8>(4 * thread, 4 * kThreads, features, load,
                 [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
-  const float scale = panel_scale(most, row_scale);
-  in_batches<8>(4 * thread, 4 * kRowThreads, features, load,
+  const float scale = panel_scale<kThreads>(most, row_scale);
+  in_batches<8>(4 * thread, 4 * kThreads, features, load,
                 [&](int first, const float4& quad) { put_quad(panel, tiles, row, first, quad, scale); });
 }
 

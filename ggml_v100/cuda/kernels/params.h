@@ -17,6 +17,10 @@ typedef unsigned long long uint64_t;
 
 namespace v100::cuda {
 
+// Of the blocks of kernels that have a row of activations to themselves. Norms wait more than they compute, and more warps
+// make their barriers longer; gates and panels compute.
+constexpr int32_t kNormThreads = 256, kRowThreads = 512;
+
 struct RmsNormParams {
   const float* x;       // [rows, features]; with `added`, the sum is written back here
   const float* added;   // [rows, features] or nullptr: x += added before the norm
@@ -123,8 +127,9 @@ struct PreviousRowsParams {
   const float* x;             // [rows, features]
   float* y;                   // [rows, features], not x
   float* last;                // slot s at last + s * slot_values: [features]
-  const int32_t* sequence;    // [rows], ascending
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* sequence;    // [rows], -1: of none, y is not written
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences], may be state_from; -1: nothing is written
   int64_t slot_values;
@@ -187,8 +192,9 @@ struct BlockConvParams {
 
 // Activations as an f16 panel: [K / 8][tiles][8 rows][8], so that the eight rows of a tile are 128 adjacent bytes and all
 // tiles of 8 values lie side by side.
-// A row is multiplied by a power of two that brings its largest value to 2^14..2^15; row_scale undoes that. Rows
-// up to 8 * tiles are zeros.
+// A row is multiplied by a power of two that brings its largest value to 2^14..2^15; row_scale undoes that. Rows that are
+// not there, up to 8 * tiles, are left as they are: an output row of a product comes from its own row alone.
+// Grid (rows), kRowThreads.
 struct PanelParams {
   const float* x;          // [rows, features]
   uint16_t* panel;         // f16, [features / 8, tiles, 8, 8]
@@ -197,7 +203,7 @@ struct PanelParams {
   int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
 };
 
-// The panel of what a row-wise kernel makes, rows of at most 64. Grid (8 * tiles), 256 threads.
+// The panel of what a row-wise kernel makes, rows of at most 64. Grid (rows), kRowThreads; of rms_norm_panel kNormThreads.
 struct PanelOutput {
   uint16_t* panel;   // as PanelParams::panel
   float* row_scale;  // [8 * tiles]
@@ -210,6 +216,11 @@ struct RmsNormPanelParams {
 struct NormGatePanelParams {
   NormGateParams gate;
   PanelOutput out;  // of gate.x
+};
+struct GatedPanelParams {
+  GatedParams gated;  // n = rows * features
+  int32_t features;
+  PanelOutput out;  // of gated.y
 };
 struct ApplyGatePanelParams {
   ApplyGateParams gate;
@@ -353,9 +364,9 @@ struct RotateAppendParams {
 struct KvReadParams {
   float* k;              // [rows, kv_heads * head_dim]
   float* v;              // the same
-  const int32_t* pages;  // of the sequence
+  const int32_t* where;  // place of the first in its page, then that page and those after it
   KvCache cache;
-  int32_t rows, first;
+  int32_t rows;
 };
 
 // Sparse attention: an index cache (KvCache::block > 0) has the tokens' index keys as values, stored by kv_append without k,
@@ -459,9 +470,11 @@ struct DeltaNetParams {
   float* memory;              // slot s at memory + s * slot_values: [value_heads, head_dim / 16, head_dim, 16]
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences]
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   int64_t slot_values;
   int32_t key_heads, value_heads;
+  int32_t most_rows;  // of a sequence; those with more are left alone
   float eps;
 };
 
@@ -477,6 +490,7 @@ struct DeltaNetChunksParams {
   const int32_t* state_from;
   const int32_t* state_to;
   const int32_t* first_row;
+  const int32_t* end_row;
   const int32_t* first_position;  // [sequences], of the first row in its sequence: chunks end at multiples of 64
   const int32_t* first_chunk;     // [sequences + 1], of the launch
   uint16_t* key_panels;           // f16, [chunks, key_heads, delta_key_panel_values]
@@ -494,7 +508,8 @@ struct CausalConvParams {
   float* history;             // slot s at history + s * slot_values: [(taps - 1) * dilation, channels]
   const int32_t* state_from;  // [sequences], -1: zeros
   const int32_t* state_to;    // [sequences]
-  const int32_t* first_row;   // [sequences + 1]
+  const int32_t* first_row;   // [sequences]
+  const int32_t* end_row;     // [sequences], behind the last one
   int64_t slot_values;
   int32_t channels, taps, dilation;
 };
@@ -538,15 +553,12 @@ struct MaskLogitsParams {
   int32_t n;
 };
 
-// Biases, then penalties on the listed tokens of each row. Grid (rows), 256 threads.
-struct SteerLogitsParams {
-  float* logits;               // [rows, n], in place
-  const int32_t* first_token;  // [rows + 1]: the row's stretch of the lists
-  const int32_t* tokens;       // each once in a row
-  const float* biases;         // added; 0 where there is none
-  const int32_t* counts;       // in the window of penalties; 0: no penalty
-  const float* penalties;      // [rows, 3]: repeat, frequency, presence; 1, 0, 0: none
-  int32_t n;
+// Single values of each row. Grid (rows), 256 threads.
+struct PickColumnsParams {
+  const float* x;          // [rows, n]
+  const int32_t* columns;  // [rows, listed], -1: none
+  float* y;                // [rows, listed], 0 where there is none
+  int32_t n, listed;
 };
 
 // One pass: each chunk of 2048 keys of a row leaves its `kept` largest. The first pass makes the keys, the last reads them.

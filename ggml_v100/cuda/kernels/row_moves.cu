@@ -24,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) fill(FillParams p) {
 // The threads of a sequence's first row also renew its record, after they have read what was there: no other reads it.
 extern "C" __global__ void __launch_bounds__(kThreads) previous_rows(PreviousRowsParams p) {
   const int row = static_cast<int>(blockIdx.x), sequence = p.sequence[row];
+  if (sequence < 0) return;
   float* y = p.y + static_cast<int64_t>(row) * p.features;
   if (row > p.first_row[sequence]) {
     const float* before = p.x + (static_cast<int64_t>(row) - 1) * p.features;
@@ -31,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) previous_rows(PreviousRow
     return;
   }
   const int from = p.state_from[sequence], to = p.state_to[sequence];
-  const float* newest = p.x + (static_cast<int64_t>(p.first_row[sequence + 1]) - 1) * p.features;
+  const float* newest = p.x + (static_cast<int64_t>(p.end_row[sequence]) - 1) * p.features;
   for_features(p.features, [&](int i) {
     y[i] = from < 0 ? 0.0f : p.last[from * p.slot_values + i];
     if (to >= 0) p.last[to * p.slot_values + i] = newest[i];

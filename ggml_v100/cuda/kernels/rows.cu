@@ -3,17 +3,17 @@
 // Shapes    [rows, features], row-major. Norms and rotations: one block or warp per row or head; the rest: flat.
 // Bound     DRAM: (reads + writes) * 4 bytes. At decode sizes (1..64 rows) a launch is shorter than its own latency; what
 //           counts then is the number of launches, so norms take the residual sum with them.
-// Budget    rms_norm           256 threads, <= 48 registers, 64 B shared
+// Budget    rms_norm           256 threads, <= 64 registers, 64 B shared
 // Budget    *                  256 threads, <= 40 registers
 // Numerics  rows.cuh
 #include "rows.cuh"
 
 namespace v100::cuda {
 
-constexpr int kThreads = kRowThreads;
+constexpr int kThreads = 256;
 
 // One block per row.
-extern "C" __global__ void __launch_bounds__(kThreads) rms_norm(RmsNormParams p) {
+extern "C" __global__ void __launch_bounds__(kNormThreads) rms_norm(RmsNormParams p) {
   rms_norm_row(p, static_cast<int>(blockIdx.x));
 }
 

@@ -36,13 +36,13 @@ __device__ __forceinline__ float4 quad_at(const float* x, int i) { return *reint
 
 // A block together. A thread reads back only what it wrote itself: no barrier is needed.
 __device__ __forceinline__ void rms_norm_row(const RmsNormParams& p, int row) {
-  __shared__ float sums[kRowThreads / kWarp];
+  __shared__ float sums[kNormThreads / kWarp];
   const int64_t start = static_cast<int64_t>(row) * p.features;
   float* x = const_cast<float*>(p.x) + start;
   const bool adds = p.added != nullptr;
   const float* added = p.added + (adds ? start : 0);
   const float squares = squares_of<4>(
-      static_cast<int>(threadIdx.x), kRowThreads, p.features, [&](int i) { return adds ? x[i] + added[i] : x[i]; },
+      static_cast<int>(threadIdx.x), kNormThreads, p.features, [&](int i) { return adds ? x[i] + added[i] : x[i]; },
       [&](int i) { return adds ? quad_at(x, i) + quad_at(added, i) : quad_at(x, i); },
       [&](int i, float value) {
         if (adds) x[i] = value;
@@ -50,15 +50,15 @@ __device__ __forceinline__ void rms_norm_row(const RmsNormParams& p, int row) {
       [&](int i, const float4& quad) {
         if (adds) *reinterpret_cast<float4*>(x + i) = quad;
       });
-  const float scale = norm_scale(block_sum<kRowThreads / kWarp>(squares, sums), p.features, p.eps);
+  const float scale = norm_scale(block_sum<kNormThreads / kWarp>(squares, sums), p.features, p.eps);
   if (p.features % 4 == 0)
     in_batches<4>(
-        4 * static_cast<int>(threadIdx.x), 4 * kRowThreads, p.features,
+        4 * static_cast<int>(threadIdx.x), 4 * kNormThreads, p.features,
         [&](int i) { return quad_at(x, i) * scale * quad_at(p.weight, i); },
         [&](int i, const float4& quad) { *reinterpret_cast<float4*>(p.y + start + i) = quad; });
   else
     in_batches<8>(
-        threadIdx.x, kRowThreads, p.features, [&](int i) { return x[i] * scale * p.weight[i]; },
+        threadIdx.x, kNormThreads, p.features, [&](int i) { return x[i] * scale * p.weight[i]; },
         [&](int i, float value) { p.y[start + i] = value; });
 }
 
@@ -100,8 +100,7 @@ __device__ __forceinline__ void norm_gate_head(const NormGateParams& p, int64_t 
   const float* gate = p.gate + item * p.head_dim;
   const float scale = head_scale(head, p.head_dim, p.eps);
   in_batches<4>(
-      lane_id(), kWarp, p.head_dim,
-      [&](int i) { return head[i] * scale * p.weight[i] * opening(p.function, gate[i]); },
+      lane_id(), kWarp, p.head_dim, [&](int i) { return head[i] * scale * p.weight[i] * opening(p.function, gate[i]); },
       [&](int i, float value) { head[i] = value; });
 }
 

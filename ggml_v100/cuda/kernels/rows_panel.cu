@@ -1,9 +1,11 @@
 // Row-wise operations whose result is multiplied next: they leave it as the panel of the streaming kernels, too.
 //
-// Shapes    *PanelParams. A block per row of the panel, that is 8 * tiles; rows behind the last become zeros.
+// Shapes    *PanelParams. A block per row.
 // Bound     latency: a row is loaded at once, into registers, and everything is made of those (rows that do not fit, and heads
 //           of other sizes than 128, go through memory).
-// Budget    *                  256 threads, <= 128 registers, 128 B shared
+// Budget    rms_norm_panel     256 threads, <= 128 registers, 96 B shared
+// Budget    gated_panel        512 threads, <= 128 registers, 64 B shared
+// Budget    *                  512 threads, <= 80 registers, 64 B shared
 // Numerics  rows.cuh, then panel.cuh: the bits of the two kernels one after the other.
 #include "panel.cuh"
 #include "rows.cuh"
@@ -12,33 +14,31 @@ namespace v100::cuda {
 
 constexpr int kThreads = kRowThreads;
 
-using Row = HeldRow<8>;  // up to 8192 features: a norm holds its weight beside it
+// Up to 8192 features: what a row is multiplied by is held beside it.
+using NormRow = HeldRow<8, kNormThreads>;
+using Row = HeldRow<4, kThreads>;
 
-__device__ __forceinline__ bool leave_zeros(const PanelOutput& out, int row, int rows, int features) {
-  if (row < rows) return false;
-  panel_zeros(features, out.tiles, row, out.panel);
-  return true;
+template <class Row>
+__device__ __forceinline__ void leave_held(const PanelOutput& out, int row, Row& x, int features) {
+  panel_row_of(x, features, out.tiles, row, out.panel, out.row_scale + row);
 }
 
-__device__ __forceinline__ void leave_panel(const PanelOutput& out, int row, Row& x, int features) {
-  panel_row(x, features, out.tiles, row, out.panel, out.row_scale + row);
-}
-
+template <int kThreads>
 __device__ __forceinline__ void leave_panel(const PanelOutput& out, int row, const float* rows, int features) {
   __syncthreads();  // the row written before is read below
-  panel_row(rows + static_cast<int64_t>(row) * features, features, out.tiles, row, out.panel, out.row_scale + row);
+  panel_row<kThreads>(rows + static_cast<int64_t>(row) * features, features, out.tiles, row, out.panel,
+                      out.row_scale + row);
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_panel(RmsNormPanelParams p) {
-  __shared__ float sums[kThreads / kWarp];
+extern "C" __global__ void __launch_bounds__(kNormThreads) rms_norm_panel(RmsNormPanelParams p) {
+  __shared__ float sums[kNormThreads / kWarp];
   const int row = static_cast<int>(blockIdx.x), features = p.norm.features;
-  if (leave_zeros(p.out, row, p.norm.rows, features)) return;
-  if (!Row::fits(features)) {
+  if (!NormRow::fits(features)) {
     rms_norm_row(p.norm, row);
-    return leave_panel(p.out, row, p.norm.y, features);
+    return leave_panel<kNormThreads>(p.out, row, p.norm.y, features);
   }
   const int64_t start = static_cast<int64_t>(row) * features;
-  Row x, weight;
+  NormRow x, weight;
   x.load(p.norm.x + start, features);
   weight.load(p.norm.weight, features);
   if (p.norm.added != nullptr) {
@@ -47,20 +47,19 @@ extern "C" __global__ void __launch_bounds__(kThreads) rms_norm_panel(RmsNormPan
   }
   float squares = 0.0f;
   x.each(features, [&](int, const float4& quad) { squares = add_squares(squares, quad); });
-  const float scale = norm_scale(block_sum<kThreads / kWarp>(squares, sums), features, p.norm.eps);
+  const float scale = norm_scale(block_sum<kNormThreads / kWarp>(squares, sums), features, p.norm.eps);
   x.each_with(weight, features, [&](int, float4& quad, const float4& w) { quad = quad * scale * w; });
   x.store(p.norm.y + start, features);
-  leave_panel(p.out, row, x, features);
+  leave_held(p.out, row, x, features);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) norm_gate_panel(NormGatePanelParams p) {
   const NormGateParams& gate = p.gate;
   const int row = static_cast<int>(blockIdx.x), features = gate.heads * gate.head_dim;
-  if (leave_zeros(p.out, row, gate.rows, features)) return;
   if (!Row::fits(features) || gate.head_dim != 4 * kWarp) {
     for (int head = warp_id(); head < gate.heads; head += kThreads / kWarp)
       norm_gate_head(gate, static_cast<int64_t>(row) * gate.heads + head);
-    return leave_panel(p.out, row, gate.x, features);
+    return leave_panel<kThreads>(p.out, row, gate.x, features);
   }
   // A head is a quad of each lane of a warp.
   const int64_t start = static_cast<int64_t>(row) * features;
@@ -75,20 +74,43 @@ extern "C" __global__ void __launch_bounds__(kThreads) norm_gate_panel(NormGateP
                   opening(gate.function, o.w)};
   });
   x.store(gate.x + start, features);
-  leave_panel(p.out, row, x, features);
+  leave_held(p.out, row, x, features);
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gated_panel(GatedPanelParams p) {
+  const GatedParams& gated = p.gated;
+  const int row = static_cast<int>(blockIdx.x), features = p.features;
+  const int64_t start = static_cast<int64_t>(row) * features;
+  const auto product = [&](const float4& gate, const float4& up) {
+    return float4{activate(gated.activation, gate.x), activate(gated.activation, gate.y),
+                  activate(gated.activation, gate.z), activate(gated.activation, gate.w)} *
+           up;
+  };
+  if (!PanelRow::fits(features)) {
+    in_batches<4>(
+        4 * static_cast<int>(threadIdx.x), 4 * kThreads, features,
+        [&](int i) { return product(quad_at(gated.gate + start, i), quad_at(gated.up + start, i)); },
+        [&](int i, const float4& quad) { *reinterpret_cast<float4*>(gated.y + start + i) = quad; });
+    return leave_panel<kThreads>(p.out, row, gated.y, features);
+  }
+  PanelRow x, up;
+  x.load(gated.gate + start, features);
+  up.load(gated.up + start, features);
+  x.each_with(up, features, [&](int, float4& quad, const float4& u) { quad = product(quad, u); });
+  x.store(gated.y + start, features);
+  leave_held(p.out, row, x, features);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) apply_gate_panel(ApplyGatePanelParams p) {
   const ApplyGateParams& gate = p.gate;
   const int row = static_cast<int>(blockIdx.x), features = gate.features, width = features / gate.gates;
-  if (leave_zeros(p.out, row, gate.rows, features)) return;
   float* x = gate.x + static_cast<int64_t>(row) * features;
   const float* gates = gate.gate + static_cast<int64_t>(row) * gate.gates;
   if (!Row::fits(features)) {
     in_batches<8>(
         threadIdx.x, kThreads, features, [&](int i) { return x[i] * sigmoid_f32(gates[i / width]); },
         [&](int i, float value) { x[i] = value; });
-    return leave_panel(p.out, row, gate.x, features);
+    return leave_panel<kThreads>(p.out, row, gate.x, features);
   }
   Row held, open;
   held.load(x, features);
@@ -102,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) apply_gate_panel(ApplyGat
     quad = quad * float4{sigmoid_f32(o.x), sigmoid_f32(o.y), sigmoid_f32(o.z), sigmoid_f32(o.w)};
   });
   held.store(x, features);
-  leave_panel(p.out, row, held, features);
+  leave_held(p.out, row, held, features);
 }
 
 }  // namespace v100::cuda

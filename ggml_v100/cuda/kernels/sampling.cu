@@ -1,18 +1,16 @@
-// What comes before the choice of the largest logits: a check, token masks, biases and penalties.
+// What is done to logits beside the choice of the largest: a check, token masks, single values.
 //
-// Shapes    FindFlawsParams, MaskLogitsParams: flat over a row; SteerLogitsParams: a block per row, over its listed tokens only.
-// Bound     find_flaws, mask_logits: 4 and 8 bytes per logit from DRAM or L2; steer_logits: the launch.
+// Shapes    FindFlawsParams, MaskLogitsParams: flat over a row; PickColumnsParams: a block per row, over what is listed only.
+// Bound     find_flaws, mask_logits: 4 and 8 bytes per logit from DRAM or L2; pick_columns: the launch.
 // Budget    *                  256 threads, <= 40 registers
-// Numerics  steer_logits: each operation rounded as on the CPU (sampling/penalties.cpp), so the bits are the same.
+// Numerics  exact.
 #include "base.cuh"
 
 namespace v100::cuda {
 
 constexpr int kThreads = 256;
-constexpr float kLargestFinite = 3.402823466e+38f;
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
-__device__ __forceinline__ float bounded(float value) { return fminf(fmaxf(value, -kLargestFinite), kLargestFinite); }
 
 extern "C" __global__ void __launch_bounds__(kThreads) find_flaws(FindFlawsParams p) {
   const float* logits = p.logits + static_cast<int64_t>(blockIdx.y) * p.n;
@@ -33,19 +31,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) mask_logits(MaskLogitsPar
     if ((allowed[i / 32] >> i % 32 & 1u) == 0) logits[i] = -infinity();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads) steer_logits(SteerLogitsParams p) {
-  const int row = static_cast<int>(blockIdx.x);
-  float* logits = p.logits + static_cast<int64_t>(row) * p.n;
-  const float repeat = p.penalties[3 * row], frequency = p.penalties[3 * row + 1], presence = p.penalties[3 * row + 2];
-  for (int i = p.first_token[row] + static_cast<int>(threadIdx.x); i < p.first_token[row + 1]; i += kThreads) {
-    const int token = p.tokens[i], count = p.counts[i];
-    float logit = fminf(__fadd_rn(logits[token], p.biases[i]), kLargestFinite);
-    if (count > 0 && logit > -infinity()) {
-      const float scaled = bounded(logit <= 0.0f ? __fmul_rn(logit, repeat) : __fdiv_rn(logit, repeat));
-      const float often = bounded(__fmul_rn(static_cast<float>(count), frequency));
-      logit = bounded(__fsub_rn(scaled, bounded(__fadd_rn(often, presence))));
-    }
-    logits[token] = logit;
+extern "C" __global__ void __launch_bounds__(kThreads) pick_columns(PickColumnsParams p) {
+  const int64_t row = blockIdx.x;
+  for (int i = static_cast<int>(threadIdx.x); i < p.listed; i += kThreads) {
+    const int column = p.columns[row * p.listed + i];
+    p.y[row * p.listed + i] = column < 0 ? 0.0f : p.x[row * p.n + column];
   }
 }
 

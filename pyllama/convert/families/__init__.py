@@ -8,6 +8,7 @@ from pyllama.errors import ModelError
 from ..config import Config
 from .dense import MTP_CHOICES, DenseFamily
 from .dflash import DFlash
+from .eagle3 import Eagle3
 from .gemma3 import Gemma3
 from .llama import Llama
 from .mixtral import Mixtral
@@ -19,7 +20,7 @@ from .qwen35 import Qwen35
 from .qwen35moe import Qwen35Moe
 
 FAMILIES: tuple[type[DenseFamily], ...] = (
-    DFlash, Gemma3, Llama, Mixtral, Qwen2, Qwen3, Qwen3Moe, Qwen35, Qwen35Moe, Qwen4Exp,
+    DFlash, Eagle3, Gemma3, Llama, Mixtral, Qwen2, Qwen3, Qwen3Moe, Qwen35, Qwen35Moe, Qwen4Exp,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "MTP_CHOICES", "DenseFamily", "family_of", "supported"]

@@ -1,15 +1,15 @@
-"""`dflash`: the drafters DFlash and DFlash2, made for one target model. Blocks like those of Qwen3.
+"""`dflash`: the drafters DFlash, DFlash2 and DSpark, made for one target model. Blocks like those of Qwen3.
 
 A checkpoint has no tokenizer, and as a rule no embeddings and no head: those are the target's. `target_layer_ids` are
 the layers whose outputs are tapped; files name the layers whose inputs these are. DFlash2 adds convolutions around
-every attention and feed-forward, and a selector with codebooks of the whole vocabulary.
+every attention and feed-forward, and a selector with codebooks of the whole vocabulary; DSpark a Markov head and, as a
+rule, a head of confidence.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from ..rope import Rope, rope_section
 from ..safetensors import StoredTensor
 from ..tensor import Order, Tensor
 from .dense import DenseFamily, Layer
+from .own_head import own_head
 
 _MASK_KEY = "tokenizer.ggml.mask_token_id"
 _SIDES = 2  # a convolution stands before and one behind each sublayer
@@ -29,7 +30,7 @@ _SIDES = 2  # a convolution stands before and one behind each sublayer
 
 class DFlash(DenseFamily):
     architecture = "dflash"
-    hf_architectures = ("DFlashDraftModel", "DFlash2DraftModel")
+    hf_architectures = ("DFlashDraftModel", "DFlash2DraftModel", "Qwen3DSparkModel", "DSparkDraftModel")
     model_types = ()  # they say qwen3
     default_head_dim = 128
     names_head_dim = True
@@ -58,6 +59,16 @@ class DFlash(DenseFamily):
             )
             if self.hidden % self.group:
                 raise config.fault("conv_group_size", self.group, f"a divisor of the {self.hidden} channels")
+        self.is_dspark = any("DSpark" in name for name in config.get("architectures"))
+        self.markov_rank = self.setting("markov_rank").count("markov_rank", 0)
+        self.has_confidence = self.setting("enable_confidence_head").flag("enable_confidence_head", False)
+        self.tells_from_anchor = self.setting("sample_from_anchor").flag("sample_from_anchor", self.is_dspark)
+        if self.markov_rank:
+            self.setting("markov_head_type").require("markov_head_type", "vanilla", "vanilla")
+        if self.has_confidence:
+            self.setting("confidence_head_with_markov").require("confidence_head_with_markov", True, False)
+            if not self.markov_rank:
+                raise config.fault("markov_rank", self.markov_rank, "a head that the confidence comes with")
         self.target_has_axes = False
 
     def setting(self, key: str) -> Config:
@@ -111,6 +122,10 @@ class DFlash(DenseFamily):
                 ("selector_top_k", self.candidates),
             ):
                 keys.append(KeyValue(f"{prefix}.{key}", "u32", value))
+        if self.is_dspark or self.tells_from_anchor:
+            keys.append(KeyValue(f"{prefix}.sample_from_anchor", "bool", self.tells_from_anchor))
+        if self.markov_rank:
+            keys.append(KeyValue(f"{prefix}.has_confidence_head", "bool", self.has_confidence))
         for key, source in (
             ("embedding_scale", "input_embedding_scale"),
             ("logit_scale", "output_multiplier"),
@@ -134,13 +149,23 @@ class DFlash(DenseFamily):
         yield Tensor("output_norm.weight", (hidden,), module + "norm.weight")
         if (name := module + "embed_tokens.weight") in stored:
             yield Tensor("token_embd.weight", table, name)
+        rows = self.setting("draft_vocab_size").integer("draft_vocab_size", self.vocab_size)
         if "lm_head.weight" in stored:
-            yield from self._own_head(module, stored)
+            yield from own_head(self.config, rows, self.vocab_size, hidden, module, stored)
         if self.version == 2:
             selector, codebook = module + "candidate_selector.", (self.vocab_size, self.rank)
             yield Tensor("selector_predecessor.weight", codebook, selector + "predecessor_codebook")
             yield Tensor("selector_successor.weight", codebook, selector + "successor_codebook")
             yield Tensor("selector_hidden.weight", (self.rank, hidden), selector + "hidden_projection.weight")
+        if self.markov_rank:
+            markov, rank = module + "markov_head.", self.markov_rank
+            yield Tensor("markov_w1.weight", (self.vocab_size, rank), markov + "markov_w1.weight")
+            yield Tensor("markov_w2.weight", (rows, rank), markov + "markov_w2.weight")
+        if self.has_confidence:
+            confidence = module + "confidence_head.proj."
+            yield Tensor("conf_proj.weight", (1, hidden + self.markov_rank), confidence + "weight")
+            if confidence + "bias" in stored:
+                yield Tensor("conf_proj.bias", (1,), confidence + "bias")
         for index in range(self.layers):
             yield from self.decoder_block(Layer(index, f"blk.{index}.", f"{module}layers.{index}.", stored))
 
@@ -173,16 +198,6 @@ class DFlash(DenseFamily):
         rows = _SIDES * self.taps * (self.hidden // self.group)
         yield Tensor(projection, (rows, self.hidden), f"{layer.module}{module}.kernel_projection.weight")
 
-    def _own_head(self, module: str, stored: Mapping[str, StoredTensor]) -> Iterator[Tensor]:
-        """A head of its own may know fewer tokens: then `d2t` says how far the target's id is from the row's number."""
-        rows = self.setting("draft_vocab_size").integer("draft_vocab_size", self.vocab_size)
-        mapping = next((name for name in (module + "d2t", "d2t") if name in stored), None)
-        if rows > self.vocab_size or (mapping is None and rows != self.vocab_size):
-            raise ModelError(f"{self.config.source}: a head of {rows} rows, without the tokens that they stand for")
-        yield Tensor("output.weight", (rows, self.hidden), "lm_head.weight")
-        if mapping is not None:
-            yield Tensor("d2t", (rows,), mapping, is_integer=True, compute=_from_offsets)
-
     def _windowed_layers(self) -> list[bool]:
         kinds = self.config.get("layer_types")
         uses = self.config.flag("use_sliding_window", kinds is not None)
@@ -207,8 +222,3 @@ def split_halves(heads: int, head_dim: int, rotary: int) -> NDArray[np.int64]:
     rows = np.arange(heads * head_dim).reshape(heads, head_dim)
     turning = rows[:, :rotary]
     return np.concatenate([turning[:, 0::2], turning[:, 1::2], rows[:, rotary:]], axis=1).reshape(-1)
-
-
-def _from_offsets(offsets: NDArray[Any]) -> NDArray[Any]:
-    """One row of all of them."""
-    return offsets + np.arange(offsets.size)

@@ -27,7 +27,7 @@ class Llama(DenseFamily):
         self.mlp_bias = config.flag("mlp_bias", False)
 
     def key_values(self) -> list[KeyValue]:
-        return [*super().key_values(), KeyValue("llama.rope.dimension_count", "u32", self.head_dim)]
+        return [*super().key_values(), KeyValue(f"{self.architecture}.rope.dimension_count", "u32", self.head_dim)]
 
     def tensors(self, stored: Mapping[str, StoredTensor]) -> Iterator[Tensor]:
         divisors = self.rope.divisors(self.head_dim)

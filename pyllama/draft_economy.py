@@ -112,8 +112,8 @@ class DraftEconomy:
     """Shared by the sequences of one engine. pause, rounds: of the sequence that was asked about last.
 
     Of the step that is planned: n_sequences that generate; those that were asked about, and their drafts; promised: of
-    the credit, to those that are only tried; n_quiet: steps, this one included, in which nothing will be drafted as far
-    as can be seen.
+    the credit, to those that are only tried; is_accounted: all drafts were chosen here; n_quiet: steps, this one
+    included, in which nothing will be drafted as far as can be seen.
     """
 
     drafts_at_once: bool = False  # a whole draft takes no longer than a token of it
@@ -131,6 +131,7 @@ class DraftEconomy:
     asked: list[Acceptance] = field(default_factory=list)
     drafts: Drafts = NO_DRAFTS
     promised: float = 0.0
+    is_accounted: bool = True
     n_quiet: int = LONGEST_PAUSE
 
     @property
@@ -179,12 +180,13 @@ class DraftEconomy:
         keep = ALL_DECAY**n_tests
         self.accepted = self.accepted * keep + n_accepted
         self.tests = self.tests * keep + n_tests
-        self.credit = min(MOST_CREDIT, self.credit + n_accepted / self.n_sequences)
+        if self.is_accounted:
+            self.credit = min(MOST_CREDIT, self.credit + n_accepted / self.n_sequences)
 
     def on_cost(self, seconds: float) -> None:
         """So long was spent on drafts."""
         plain = self.step_times.at(self.n_sequences)
-        if plain > 0:
+        if plain > 0 and self.is_accounted:
             self.credit = min(MOST_CREDIT, self.credit - seconds / plain)
 
     # ---- what to do
@@ -194,7 +196,7 @@ class DraftEconomy:
         if self.asked:
             self.n_together = max(1, sum(acceptance.rate(self.rate) >= LEAST_RATE for acceptance in self.asked))
         self.n_sequences, self.asked, self.drafts = n_sequences, [], NO_DRAFTS
-        self.promised, self.n_quiet = 0.0, LONGEST_PAUSE
+        self.promised, self.is_accounted, self.n_quiet = 0.0, True, LONGEST_PAUSE
         wants = self.n_plain.get(n_sequences, 0) < FIRST_PLAIN or self.n_since_plain >= PLAIN_EVERY
         self.n_plain[n_sequences] = self.n_plain.get(n_sequences, 0) + wants
         return wants

@@ -115,6 +115,7 @@ class SlotSpeculation:
         )
         found |= {slot_id: SlotDraft(tokens, (), masks) for slot_id, (tokens, masks) in kept.items()}
         if economy is not None:
+            economy.is_accounted = all(self._is_measured(slots[slot_id]) for slot_id in found)
             lengths = [len(draft.tokens) for draft in found.values() if draft.tokens]
             economy.on_draft(len(lengths), max(lengths, default=0), self._clock() - started)
         return {slot_id: draft for slot_id, draft in found.items() if draft.tokens}
@@ -234,7 +235,7 @@ def open_slot_speculation(
     speculation = open_speculation(options, engine, metadata, engine_arguments=engine_arguments)
     if speculation is None:
         return None
-    token_by_token = {"draft-simple", "draft-mtp"}.intersection(speculation.names)
+    token_by_token = {"draft-simple", "draft-mtp", "draft-eagle3"}.intersection(speculation.names)
     economy = DraftEconomy(drafts_at_once=not token_by_token)
     log.info("speculative decoding: %s, drafts of at most %d tokens", ", ".join(speculation.names), speculation.longest)
     return SlotSpeculation(

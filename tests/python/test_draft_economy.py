@@ -220,3 +220,15 @@ def test_steps_in_which_nothing_will_be_drafted_are_foreseen() -> None:
     assert at_once.lengths[:300] == one_by_one.lengths[:300]
     assert 0.8 * expected < drafted < 1.2 * expected
     assert n_calls < 300
+
+
+def test_drafts_that_were_not_chosen_here_are_no_losses() -> None:
+    """Rejection sampling verifies whatever is drafted; requests beside it are drafted for as they deserve."""
+    economy = DraftEconomy()
+    for _ in range(1000):
+        economy.wants_plain_step(2)
+        economy.is_accounted = False
+        economy.on_draft(1, 7, 0.5)
+        economy.on_step(9, 2.0, n_drafted=7)
+        economy.on_verified(7, 0)
+    assert economy.has_credit

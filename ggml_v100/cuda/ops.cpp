@@ -25,7 +25,11 @@ CudaOps::CudaOps(std::shared_ptr<const Launches> launches, RankSeat seat)
       inputs_(launches_->device(), kInputBytes),
       staging_(launches_->device(), kStagingPiece, kStagingPieces),
       recorder_(launches_->device()),
-      peer_sums_(launches_, seat) {}
+      peer_sums_(launches_, seat),
+      row_counters_(launches_->device(), kMostStreamedRows * sizeof(uint32_t)) {
+  const Device::Guard guard(launches_->device());
+  recorder_.stream().fill(row_counters_.address(), 0, row_counters_.bytes());
+}
 
 CudaOps::~CudaOps() {
   const Device::Guard guard(launches_->device());

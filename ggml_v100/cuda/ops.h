@@ -67,6 +67,8 @@ class CudaOps final : public Ops {
                          const KvLayer& layer) override;
   KeysValues kv_read(RowRange indices, std::span<const PageId> pages, const KvLayer& layer) override;
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override;
+  Tensor gated_attention(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads,
+                         float scale) override;
   void append_index(Tensor keys, const VectorWeight& w, float eps, const RopeTable& angles, const Rows& rows,
                     const KvLayer& index) override;
   BlockChoice choose_blocks(Tensor q, const Rows& rows, const KvLayer& index, int32_t heads, int32_t most) override;
@@ -216,8 +218,14 @@ class CudaOps final : public Ops {
 
   // --- attention ---
   void append_rows(Tensor k, Tensor v, const RowTables& tables, const KvCache& cache);  // k without data: only v
+  Tensor attend(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads, float scale);
+  // Where what is attended to goes: y times its gate, if it has one, and its panel, if one is to be left.
+  struct Attended {
+    Tensor y, gate;
+    std::optional<PanelOutput> out;
+  };
   void attend_decode(Tensor q, const Rows& rows, RowRange part, const RowTables& tables, const KvCache& cache,
-                     int32_t heads, float scale, Tensor y);
+                     int32_t heads, float scale, const Attended& to);
   void attend_prompt(Tensor q, const Rows& rows, RowRange part, const RowTables& tables, const KvCache& cache,
                      int32_t heads, float scale, Tensor y);
   // Of the tables' first rows, as if only the rows of `part` were there.
@@ -237,6 +245,7 @@ class CudaOps final : public Ops {
     std::vector<std::shared_ptr<std::byte>> memory;
   };
   const std::shared_ptr<Unused> unused_ = std::make_shared<Unused>();  // memory that nobody owns any more
+  DeviceMemory row_counters_;                                          // [kMostStreamedRows], zeros between launches
   PinnedMemory host_;
   struct KnownTables {
     std::vector<int32_t> contents;
@@ -266,9 +275,9 @@ inline Grid warps_grid(int64_t items) {
   return {static_cast<uint32_t>((items + kWarps - 1) / kWarps)};
 }
 
-// Rows that are computed at once where one takes so many bytes of scratch: 64 MiB of it, and one row at least.
-inline int32_t rows_at_once(size_t bytes_of_one) {
-  return static_cast<int32_t>(std::clamp<size_t>((size_t{64} << 20) / std::max<size_t>(1, bytes_of_one), 1, 1 << 20));
+// Rows that are computed at once where one takes so many bytes of scratch, of which there are `most`; one row at least.
+inline int32_t rows_at_once(size_t bytes_of_one, size_t most = size_t{64} << 20) {
+  return static_cast<int32_t>(std::clamp<size_t>(most / std::max<size_t>(1, bytes_of_one), 1, 1 << 20));
 }
 // Scratch of the rows from `first` on, for kernels that number rows from the ubatch's first.
 inline float* from_first_row(float* scratch, int32_t first, size_t values_of_one) {

@@ -18,7 +18,10 @@ namespace v100::cuda {
 namespace {
 
 constexpr int32_t kPromptBlockRows = 64;  // of a block
-constexpr std::array<int32_t, 5> kBlockRows{8, 16, 32, 48, 64};
+// Of sums of partitions. Every piece of the rows reads all keys and values: 8 rows of 24 heads and 256 K tokens are one.
+constexpr size_t kMostPartBytes = size_t{128} << 20;
+constexpr int32_t kPanelOctet = 8;  // values of a row that stand together in a panel
+constexpr std::array<int32_t, 6> kBlockRows{8, 16, 24, 32, 48, 64};
 constexpr std::array<int32_t, 2> kCountedBlockRows{16, 64};
 
 // Partitions of the longest view, in steps: recorded work depends on the number.
@@ -111,13 +114,14 @@ const int32_t* CudaOps::first_rows_of(const Rows& rows, RowRange part, const Row
 }
 
 void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const RowTables& t, const KvCache& cache,
-                            int32_t heads, float scale, Tensor y) {
+                            int32_t heads, float scale, const Attended& to) {
   const size_t mark = arena_.mark();
   const int32_t head_dim = cache.head_dim;
   const int32_t partitions =
       partitions_for(rows.visible.subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.end - part.begin)));
   const size_t row_parts = static_cast<size_t>(heads) * static_cast<size_t>(partitions);
-  const int32_t piece_rows = rows_at_once(row_parts * static_cast<size_t>(head_dim + 2) * sizeof(float));
+  const int32_t most = rows_at_once(row_parts * static_cast<size_t>(head_dim + 2) * sizeof(float), kMostPartBytes);
+  const int32_t pieces = (part.size() + most - 1) / most, piece_rows = (part.size() + pieces - 1) / pieces;
   const std::string unit = "attention_decode_" + std::to_string(head_dim);
   for (int32_t first = part.begin; first < part.end; first += piece_rows) {
     const RowRange piece{first, std::min(part.end, first + piece_rows)};
@@ -131,7 +135,6 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
     params.visible = t.visible;
     params.first_row = first_rows_of(rows, piece, t);
     params.page_table = t.page_table;
-    params.y = y.data;
     params.part_y = from_first_row(part_y, first, row_parts * static_cast<size_t>(head_dim));
     params.part_weight = from_first_row(part_weight, first, row_parts * 2);
     params.cache = cache;
@@ -144,13 +147,22 @@ void CudaOps::attend_decode(Tensor q, const Rows& rows, RowRange part, const Row
            {static_cast<uint32_t>(cache.kv_heads * params.row_blocks), static_cast<uint32_t>(partitions),
             static_cast<uint32_t>(t.sequences)},
            kThreads, params, static_cast<uint32_t>(attention_shared_bytes(head_dim, block_rows)));
-    AttentionParams sums = params;
+    AttentionCombineParams sums{};
     sums.visible = t.visible + 2 * static_cast<int64_t>(first);
     sums.part_y = part_y;
     sums.part_weight = part_weight;
-    sums.y = y.row(first);
-    launch(unit, "attention_combine", {static_cast<uint32_t>(heads), static_cast<uint32_t>(piece.size())}, kThreads,
-           sums);
+    sums.y = to.y.row(first);
+    if (to.gate.data != nullptr) sums.gate = to.gate.row(first);
+    if (to.out) {
+      sums.out = {.panel = to.out->panel + int64_t{first} * kPanelOctet,
+                  .row_scale = to.out->row_scale + first,
+                  .tiles = to.out->tiles};
+      sums.arrived = reinterpret_cast<uint32_t*>(row_counters_.address());
+    }
+    sums.heads = heads;
+    sums.partitions = partitions;
+    sums.gates = to.gate.features;
+    launch(unit, "attention_combine", rows_grid(heads * combine_slices(head_dim), piece.size()), kThreads, sums);
     arena_.release(mark);
   }
 }
@@ -174,18 +186,31 @@ void CudaOps::attend_prompt(Tensor q, const Rows& rows, RowRange part, const Row
          kThreads, params, static_cast<uint32_t>(attention_shared_bytes(cache.head_dim, kPromptBlockRows)));
 }
 
-Tensor CudaOps::attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) {
-  const Tensor y = create(q.rows, heads * layer.shape.head_dim_v);
-  if (heads == 0) return y;
+Tensor CudaOps::attend(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) {
+  Attended to{.y = create(q.rows, heads * layer.shape.head_dim_v), .gate = {}, .out = {}};
+  if (heads == 0) return to.y;
   const RowTables t = tables(rows);
   KvCache cache = kv_cache(layer);
   cache.group = layer.shape.group_of(heads);
-  for (const RowRun& run : runs_of(rows))
+  const std::vector<RowRun> runs = runs_of(rows);
+  const bool all_decode = runs.size() == 1 && !runs.front().is_prompt;
+  if (all_decode) to.gate = gate, to.out = output_panel(to.y);
+  for (const RowRun& run : runs)
     if (run.is_prompt)
-      attend_prompt(q, rows, run.rows, t, cache, heads, scale, y);
+      attend_prompt(q, rows, run.rows, t, cache, heads, scale, to.y);
     else
-      attend_decode(q, rows, run.rows, t, cache, heads, scale, y);
-  return y;
+      attend_decode(q, rows, run.rows, t, cache, heads, scale, to);
+  if (!all_decode && gate.data != nullptr) apply_gate(to.y, gate);
+  return to.y;
+}
+
+Tensor CudaOps::attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) {
+  return attend(q, {}, rows, layer, heads, scale);
+}
+
+Tensor CudaOps::gated_attention(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads,
+                                float scale) {
+  return attend(q, gate, rows, layer, heads, scale);
 }
 
 }  // namespace v100::cuda

@@ -61,9 +61,8 @@ Tensor gated_attention(Ops& ops, Tensor n, const Rows& rows, const KvLayer& kv, 
                        const GatedAttentionWeights& w) {
   const auto [q, gate] = project_gated(ops, n, rows, kv, rope, eps, w);
   const float scale = 1.0f / std::sqrt(static_cast<float>(w.q_norm.size));
-  const Tensor o = ops.attention(q, rows, kv, w.attn.heads, scale);  // [rows, Hq D]
-  ops.apply_gate(o, gate);
-  const Tensor a = ops.linear(o, w.attn.output);  // [rows, H]
+  const Tensor o = ops.gated_attention(q, gate, rows, kv, w.attn.heads, scale);  // [rows, Hq D]
+  const Tensor a = ops.linear(o, w.attn.output);                                 // [rows, H]
   if (w.attn.is_partial) ops.all_reduce(a);
   return a;
 }

@@ -102,6 +102,10 @@ class ForwardingOps : public Ops {
   Tensor attention(Tensor q, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) override {
     return inner_->attention(q, rows, layer, heads, scale);
   }
+  Tensor gated_attention(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads,
+                         float scale) override {
+    return inner_->gated_attention(q, gate, rows, layer, heads, scale);
+  }
   void place(Tensor x, Tensor y, int32_t first) override { inner_->place(x, y, first); }
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override { return inner_->gather_rows(x, indices); }
   void copy(Tensor x, Tensor to) override { inner_->copy(x, to); }

@@ -19,6 +19,12 @@ void Ops::rotate_and_append(Tensor q, Tensor k, Tensor v, int32_t heads, const R
   kv_append(k, v, rows, layer);
 }
 
+Tensor Ops::gated_attention(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads, float scale) {
+  const Tensor y = attention(q, rows, layer, heads, scale);
+  apply_gate(y, gate);
+  return y;
+}
+
 std::optional<RowAnswer> Ops::look_up(Tensor, const RowQuery&) { return {}; }
 
 }  // namespace v100

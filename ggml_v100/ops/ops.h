@@ -295,6 +295,9 @@ class Ops {
 
   // In place: x [rows, features] *= sigmoid_f32(gate [rows, gates]); a gate covers features / gates adjacent features.
   virtual void apply_gate(Tensor x, Tensor gate) = 0;
+  // attention, then apply_gate of its result. One step on devices.
+  virtual Tensor gated_attention(Tensor q, Tensor gate, const Rows& rows, const KvLayer& layer, int32_t heads,
+                                 float scale);
 
   // y = silu_f32(s) with s = fma over taps (w_t, x_t, s) in order of t, from 0, of each channel of x [rows, channels].
   // Tokens before the ubatch come from the record, zeros where the sequence begins. Writes the last history() tokens.

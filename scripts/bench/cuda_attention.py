@@ -17,12 +17,12 @@ import numpy as np
 from cuda_linear import check_written, copy, copy_bandwidth, open_device
 
 from support.cuda_device import Array, Device
-from support.cuda_kv import PAGE_GAP, PAGE_TOKENS, THREADS, TYPES, Cache, partition_of, shared_bytes
+from support.cuda_kv import PAGE_GAP, PAGE_TOKENS, THREADS, TYPES, Cache, combine, partition_of, shared_bytes
 
 LAYERS_BYTES = 1 << 31  # of pages, all different addresses
 MOST_LAYERS = 64
 REPEATS = 15
-BLOCK_ROWS = (8, 16, 32, 48, 64)  # the kernels' rows
+BLOCK_ROWS = (8, 16, 24, 32, 48, 64)  # the kernels' rows
 
 
 class Shape(NamedTuple):
@@ -81,9 +81,8 @@ class Decode:
             (self.shape.kv_heads * self.row_blocks, self.partitions, 1), THREADS, "AttentionParams",
             shared_bytes(self.shape.head_dim, self.block_rows), **fields,
         )  # fmt: skip
-        self.device.kernel(unit, "attention_combine")(
-            (self.shape.heads, self.rows), THREADS, "AttentionParams", **fields
-        )
+        parts = {name: self.arrays[name] for name in ("visible", "y", "part_y", "part_weight")}
+        combine(self.device, self.shape.head_dim, self.rows, self.shape.heads, partitions=self.partitions, **parts)
 
 
 def time_layers(device: Device, decode: Decode, caches: list[Cache], repeats: int) -> float:

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from support.cuda_device import Device
 from support.cuda_kv import Cache, Rows, attend, rounded
+from support.cuda_linear import THREADS
+from support.cuda_panel import LeftPanel, panel_of
 
-BLOCK_ROWS = (8, 16, 32, 48, 64)
+BLOCK_ROWS = (8, 16, 24, 32, 48, 64)
 KINDS = [("f16", "f16"), ("q8_0", "q8_0"), ("q4_0", "q4_0"), ("q8_0", "f16"), ("f16", "q4_0")]
 
 
@@ -141,6 +143,30 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(device: Device, head_dim:
                 alone = Rows(whole.q[row : row + 1], whole.visible[row : row + 1], [1])
                 y = attend(problem.cache, alone, problem.scale, block_rows, [sequence])
                 assert np.array_equal(y[0], together[row]), (block_rows, row)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [((4, 1), 64), ((6, 2), 96), ((24, 4), 256), ((40, 2), 256)])
+@pytest.mark.parametrize("gates_of_head", [0, 1, 32])
+def test_the_merge_gates_its_rows_and_leaves_their_panel(
+    device: Device, heads: tuple[int, int], head_dim: int, gates_of_head: int
+) -> None:
+    """As the kernels apply_gate and panel after it would. 0: without a gate."""
+    problem = Problem(device, [300, 20], [3, 6], *heads, head_dim)
+    problem.rows.visible[1] = (7, 7)  # a row of zeros
+    n, features, gates = 9, heads[0] * head_dim, heads[0] * gates_of_head
+    expected = device.put(problem.run(8).reshape(n, features))
+    gate = device.put(np.random.default_rng(1).standard_normal((n, max(1, gates))).astype(np.float32))
+    if gates > 0:
+        device.kernel("rows", "apply_gate")(
+            64, THREADS, "ApplyGateParams", x=expected, gate=gate, rows=n, features=features, gates=gates
+        )
+    arrived, panel = device.put(np.zeros(n, np.uint32)), LeftPanel(device, n, features)
+    for _ in range(2):  # the counters are as before
+        merge = {"gate": gate, "gates": gates} if gates > 0 else {}
+        y = attend(problem.cache, problem.rows, problem.scale, 8, [0, 1], arrived=arrived, out=panel.struct, **merge)
+        assert y.tobytes() == expected.get().tobytes()
+        assert panel.bits() == panel_of(device, expected).bits()
+        assert not arrived.get().any()
 
 
 def test_infinite_values_that_a_row_does_not_see_do_not_reach_it(device: Device) -> None:

@@ -7,35 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cuda_device import Array, Device, parameter_structs, struct_of
+from support.cuda_device import Array, Device, struct_of
 from support.cuda_linear import NORM_THREADS, ROW_THREADS, THREADS
+from support.cuda_panel import LeftPanel, panel_of
 
 ROWS = (1, 8, 11, 32, 64)
-
-
-class Panel:
-    """Poisoned memory for a panel of as many rows, and what a kernel is told of it."""
-
-    def __init__(self, device: Device, rows: int, features: int) -> None:
-        self.tiles = next(tiles for tiles in (1, 2, 4, 8) if rows <= 8 * tiles)
-        self.rows = rows
-        self.values = device.empty((features * self.tiles * 8,), np.uint16)
-        self.row_scale = device.empty((8 * self.tiles,))
-        self.struct = parameter_structs()["PanelOutput"](
-            panel=self.values.address, row_scale=self.row_scale.address, tiles=self.tiles
-        )
-
-    def bits(self) -> tuple[bytes, bytes]:
-        return self.values.get().tobytes(), self.row_scale.get()[: self.rows].tobytes()
-
-
-def panel_of(device: Device, x: Array) -> Panel:
-    panel = Panel(device, *x.shape)
-    device.kernel("panel", "panel")(
-        x.shape[0], ROW_THREADS, "PanelParams", x=x, panel=panel.values, row_scale=panel.row_scale, rows=x.shape[0],
-        features=x.shape[1], tiles=panel.tiles,
-    )  # fmt: skip
-    return panel
 
 
 def check(device: Device, name: str, plain: tuple[str, str, int], params: Any, field: str, result: list[Array]) -> None:
@@ -43,7 +19,7 @@ def check(device: Device, name: str, plain: tuple[str, str, int], params: Any, f
     unit_name, struct_name, grid = plain
     device.kernel("rows", unit_name)(grid, THREADS, struct_name, **params(result[0]))
     expected = panel_of(device, result[0])
-    panel = Panel(device, *result[1].shape)
+    panel = LeftPanel(device, *result[1].shape)
     threads = NORM_THREADS if name == "rms_norm" else ROW_THREADS
     nested = {field: struct_of(struct_name, **params(result[1])), "out": panel.struct}
     if name == "gated":

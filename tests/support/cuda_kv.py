@@ -177,12 +177,13 @@ class Cache:
 def partition_of(index: int) -> int:
     if index < 16384:
         return index // 256
-    return 64 + (index - 16384) // 512 if index < 65536 else 160 + (index - 65536) // 1024
+    return 64 + (index - 16384) // 512 if index < 65536 else 160 + (index - 65536) // 2048
 
 
 def shared_bytes(head_dim: int, rows: int) -> int:
     blocks = feature_blocks(head_dim)
-    return rows * (64 * blocks + 600) + (TILES // blocks - 1) * blocks * 1024 + 16
+    pairs = -(-blocks // 2)
+    return rows * (64 * blocks + 576) + (4 // pairs - 1) * pairs * 2048 + 16
 
 
 class Rows(NamedTuple):
@@ -193,8 +194,11 @@ class Rows(NamedTuple):
     counts: list[int]  # rows of each sequence
 
 
-def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_rows: list[int]) -> NDArray[np.float32]:
-    """Decode attention with blocks of `block_rows`, prompt attention for None. page_rows: a page list per sequence."""
+def attend(
+    cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_rows: list[int], **merge: Any
+) -> NDArray[np.float32]:
+    """Decode attention with blocks of `block_rows`, prompt attention for None. page_rows: a page list per sequence.
+    merge: fields of AttentionCombineParams beside those that every merge has."""
     suffix = "_counted" if any(kind in COUNTED for kind in cache.kinds) else ""
     if suffix and block_rows is not None:
         block_rows = 16 if block_rows <= 16 else 64
@@ -222,7 +226,20 @@ def attend(cache: Cache, rows: Rows, scale: float, block_rows: int | None, page_
     }  # fmt: skip
     unit = f"attention_decode_{head_dim}"
     device.kernel(unit + suffix, f"attention_decode_{block_rows}{suffix}")(
-        (cache.kv_heads * row_blocks, partitions, sequences), THREADS, "AttentionParams", dynamic, **fields, **parts
+        (cache.kv_heads * row_blocks, partitions, sequences),
+        THREADS,
+        "AttentionParams",
+        dynamic,
+        **fields,
+        **parts,
     )
-    device.kernel(unit, "attention_combine")((heads, n), THREADS, "AttentionParams", **fields, **parts)
+    combine(device, head_dim, n, visible=fields["visible"], y=y, heads=heads, partitions=partitions, **parts, **merge)
     return y.get()
+
+
+def combine(device: Device, head_dim: int, rows: int, heads: int, **fields: Any) -> None:
+    """Merges the partitions of decode attention."""
+    grid = (heads * -(-head_dim // 128), rows)
+    device.kernel(f"attention_decode_{head_dim}", "attention_combine")(
+        grid, THREADS, "AttentionCombineParams", heads=heads, **fields
+    )

@@ -420,7 +420,7 @@ struct AttentionParams {
   const int32_t* visible;     // [rows, 2]: kv indices [begin, end) that the row sees
   const int32_t* first_row;   // [sequences + 1]
   const int32_t* page_table;  // [sequences, most_pages]
-  float* y;                   // [rows, heads * head_dim]; decode writes it in attention_combine
+  float* y;                   // [rows, heads * head_dim]; of prompts
   float* part_y;              // decode: [rows, heads, partitions, head_dim], not yet divided by the weight
   float* part_weight;         // decode: [rows, heads, partitions, 2]: largest score in powers of 2, sum of the weights
   KvCache cache;
@@ -428,6 +428,19 @@ struct AttentionParams {
   int32_t partitions;  // decode: at least those of the longest view, counted from index 0
   int32_t row_blocks;  // of a kv head: for each sequence at least its rows * group over the rows of the kernel
   float scale;
+};
+
+// Merges what decode left of each partition; then, if they are there, the gate of ApplyGateParams and the panel of the row.
+// Grid (heads * combine_slices, rows), 256 threads.
+struct AttentionCombineParams {
+  const int32_t* visible;    // [rows, 2], as AttentionParams
+  const float* part_y;       // [rows, heads, partitions, head_dim]
+  const float* part_weight;  // [rows, heads, partitions, 2]
+  float* y;                  // [rows, heads * head_dim]
+  const float* gate;         // [rows, gates], or nullptr
+  uint32_t* arrived;         // with a panel: [rows], zeros before and after
+  PanelOutput out;           // of y; panel is nullptr where none is wanted
+  int32_t heads, partitions, gates;
 };
 
 // Dynamic shared memory of sparse_attention_N, `heads` = N.

@@ -5,7 +5,7 @@
 // Units     Quads: four adjacent tokens of a page, with a mask for those the row sees. A stretch is 64 of them. Keys of a quad are
 //           64 adjacent bytes of each load of a strip (kv_page.h). Values of a quad are 8 of 16 bytes per lane and feature in f16,
 //           so twice of them is read, four times in q8_0, eight times in q4_0: 512 bytes for 32 features in all.
-// Steps     as in attention.cuh: 1. scores: a warp has 8 quads, 2. weights, 3. sums: a warp has 32 features.
+// Steps     1. scores: a warp has 8 quads, 2. weights, 3. sums: a warp has 32 features.
 // Bound     L2 or latency: 2048 tokens of 256 features are 3 MB for a row and kv head in f16, 2.5 MB in q8_0. A decode step of one
 //           row and 2 kv heads has 18 blocks: two or three latencies of memory, some 10 us.
 // Shared    sparse_shared_bytes (params.h), dynamic: 36 KB for 32 heads of 256 features.
@@ -122,7 +122,15 @@ struct SparseAttention {
       find_largest(turn, s);
       __syncthreads();  // the largest scores are read below; weights and quads of the stretch before are done with
       if (stretch + 1 < end) find_quads(stretch + 1, turn ^ 1);
-      weigh_scores(s, turn, shared, weights);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int m = t * kTileRows + row_of_c(lane_id(), 2 * half);
+          uint32_t pairs[1][2];
+          weigh_row<kAttentionWarps, 1>(&s[t], m, half, turn, shared, shared.rescale, pairs);
+          put_weights<kRows>(pairs[0], warp_id(), m, half, weights);
+        }
       __syncthreads();  // weights, sums and rescaling are read below
       if (static_cast<int>(threadIdx.x) < kRows) {
         float added = 0.0f;

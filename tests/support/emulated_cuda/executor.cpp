@@ -121,6 +121,8 @@ const char* words(Waiting kind) {
       return "wait in the tensor instruction";
     case Waiting::block_barrier:
       return "wait in __syncthreads";
+    case Waiting::first_threads_barrier:
+      return "wait in a barrier of the first warps";
   }
   return "?";
 }
@@ -275,6 +277,24 @@ class Worker {
     run_another(me);
   }
 
+  void first_threads_barrier(Lane& me, unsigned threads) {
+    if (me.number >= threads || threads > threads_ || threads % kWarpLanes != 0)
+      fail("thread " + std::to_string(me.number) + " in a barrier of the first " + std::to_string(threads));
+    if (at_first_ == 0) first_ = threads;
+    if (first_ != threads) fail("barriers of different numbers of warps at once");
+    if (++at_first_ == threads) {
+      at_first_ = 0;
+      for (unsigned w = 0; w < threads / kWarpLanes; ++w) {
+        warps_[w].runnable = warps_[w].members;
+        ready_ |= 1u << w;
+      }
+      return;
+    }
+    me.warp->waits_for[me.lane] = Waiting::first_threads_barrier;
+    me.warp->runnable &= ~me.bit;
+    run_another(me);
+  }
+
   // In a signal's handler: what the running thread did is not possible.
   [[noreturn]] void fault(int signal, const siginfo_t& info) {
     const std::string who = "thread " + std::to_string(current->number);
@@ -331,7 +351,7 @@ class Worker {
     launch_ = &launch;
     threads_ = launch.block.x * launch.block.y * launch.block.z;
     warps_used_ = (threads_ + kWarpLanes - 1) / kWarpLanes;
-    at_barrier_ = returned_ = 0;
+    at_barrier_ = at_first_ = returned_ = 0;
     ready_ = all_warps();
     error_.clear();
     block_.index = index, block_.dimensions = launch.block, block_.grid = launch.grid;
@@ -418,7 +438,9 @@ class Worker {
       const bool stands = ((warp.waiting | ~warp.runnable) >> lane & 1u) != 0;
       return stands ? warp.waits_for[lane] : Waiting::no;
     };
-    const auto is_collective = [](Waiting kind) { return kind != Waiting::no && kind != Waiting::block_barrier; };
+    const auto is_collective = [](Waiting kind) {
+      return kind != Waiting::no && kind != Waiting::block_barrier && kind != Waiting::first_threads_barrier;
+    };
     for (uint32_t rest = warp.members & ~returned; rest != 0;) {
       const unsigned first = static_cast<unsigned>(std::countr_zero(rest));
       const Waiting kind = doing(first);
@@ -472,7 +494,7 @@ class Worker {
   std::byte *stacks_ = nullptr, *shared_ = nullptr, *static_shared_ = nullptr, *signal_stack_ = nullptr;
   size_t static_shared_bytes_ = 0;
   void* main_ = nullptr;  // where the host's thread waits for the block
-  unsigned threads_ = 0, warps_used_ = 0, at_barrier_ = 0, returned_ = 0;
+  unsigned threads_ = 0, warps_used_ = 0, at_barrier_ = 0, at_first_ = 0, first_ = 0, returned_ = 0;
   uint32_t ready_ = 0;  // warps with a thread that can run
   std::string error_;
 };
@@ -595,6 +617,7 @@ class Pool {
   running->run_another(me);
 }
 [[gnu::noinline]] void block_barrier() { running->block_barrier(*current); }
+[[gnu::noinline]] void first_threads_barrier(unsigned threads) { running->first_threads_barrier(*current, threads); }
 
 std::string run(const Launch& launch) {
   catch_faults();

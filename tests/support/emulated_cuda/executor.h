@@ -3,7 +3,7 @@
 // A block runs on one thread of the host. Its threads run one after the other, each until it comes to something that needs
 // others: a warp collective or a barrier of the block. The last that comes does what is to be done for all and goes on.
 // A collective that not all lanes named by its mask reach with the same kind and mask, a shuffle that reads a lane outside
-// of the mask and a barrier that not all threads of the block reach end the launch with an error.
+// of the mask and a barrier that not all of its threads reach end the launch with an error.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct Index {
   unsigned x, y, z;
 };
 
-enum class Waiting : uint8_t { no, shuffle, ballot, sync_warp, mma, block_barrier };
+enum class Waiting : uint8_t { no, shuffle, ballot, sync_warp, mma, block_barrier, first_threads_barrier };
 
 // What the lanes of a warp bring to a collective and take from it.
 struct alignas(64) Warp {
@@ -60,6 +60,8 @@ extern __thread Lane* current __attribute__((tls_model("initial-exec")));
 // Waits for all lanes of the mask; then the result is in the warp.
 void meet(Waiting kind, uint32_t mask);
 void block_barrier();
+// Of the block's first `threads`, whole warps: the others are not waited for.
+void first_threads_barrier(unsigned threads);
 
 // --- what a compiled unit tells of itself (build.py) --------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 // Loading of EAGLE-3 drafters and their forward passes.
 #include "model/eagle3.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string>
@@ -69,25 +70,23 @@ std::vector<KvShape> Eagle3::kv_shapes() const {
 
 RopeAngles Eagle3::rope() const { return rope_angles(hp_.rope, {}, rope_divisors_); }
 
-Tensor Eagle3::states_before(Ops& ops, const Rows& rows, Tensor states, const KvLayer& kept) const {
-  // The states before the sequences' first rows, then the rows' own.
-  const auto n = static_cast<int32_t>(rows.sequences.size());
-  const Tensor all = ops.create(n + states.rows, hp_.hidden);
-  std::vector<int32_t> chosen;
-  for (int32_t s = 0; s < n; ++s) {
-    const SequenceRows& sequence = rows.sequences[static_cast<size_t>(s)];
-    const int32_t index = rows.kv_index[static_cast<size_t>(sequence.rows.begin)];
-    for (int32_t row = sequence.rows.begin; row < sequence.rows.end; ++row)
-      chosen.push_back(row > sequence.rows.begin ? n + row - 1 : index > 0 ? s : n + row);
-    if (index == 0) continue;
+// All are read back from the pages, those of these rows too: what a row sees is rounded alike however a text is cut.
+Tensor Eagle3::states_before(Ops& ops, const Rows& rows, const KvLayer& kept) const {
+  const Tensor states = ops.create(rows.count(), hp_.hidden);
+  for (const SequenceRows& sequence : rows.sequences) {
     const Ops::Scope scope(ops);
-    const KeysValues halves = ops.kv_read({index - 1, index}, sequence.pages, kept);
-    const Tensor state{all.row(s), 1, all.features};
-    ops.place(halves.k, state, 0);
-    ops.place(halves.v, state, all.features - half());
+    const int32_t index = rows.kv_index[static_cast<size_t>(sequence.rows.begin)], n = sequence.rows.size();
+    const int32_t first = std::max(index - 1, 0), alone = index == 0 ? 1 : 0;
+    const KeysValues halves = ops.kv_read({first, std::max(index + n - 1, first + 1)}, sequence.pages, kept);
+    const auto put = [&](int32_t row, int32_t count) {
+      const Tensor to{states.row(row), count, states.features};
+      ops.place({halves.k.data, count, half()}, to, 0);
+      ops.place({halves.v.data, count, half()}, to, states.features - half());
+    };
+    if (alone > 0) put(sequence.rows.begin, 1);
+    if (n > alone) put(sequence.rows.begin + alone, n - alone);
   }
-  if (states.rows > 0) ops.place(states, {all.row(n), states.rows, all.features}, 0);
-  return ops.gather_rows(all, chosen);
+  return states;
 }
 
 Eagle3::Joined Eagle3::join(Ops& ops, const TextModel& target, const Rows& rows, Tensor before) const {
@@ -104,10 +103,7 @@ void Eagle3::take_in(Ops& ops, Tensor taps, const TextModel& target, const Rows&
   std::array<Tensor, 2> halves;
   ops.multi_linear(taps, fuse, halves);
   ops.kv_append(halves[0], halves[1], rows, kv[1]);
-  const Tensor states = ops.create(rows.count(), hp_.hidden);
-  ops.place(halves[0], states, 0);
-  ops.place(halves[1], states, hp_.hidden - half());
-  const Tensor input = join(ops, target, rows, states_before(ops, rows, states, kv[1])).input;
+  const Tensor input = join(ops, target, rows, states_before(ops, rows, kv[1])).input;
   const std::array<const Linear*, 2> weights{&k_, &v_};
   std::array<Tensor, 2> made;
   ops.multi_linear(input, weights, made);
@@ -116,7 +112,7 @@ void Eagle3::take_in(Ops& ops, Tensor taps, const TextModel& target, const Rows&
 
 Tensor Eagle3::predict(Ops& ops, const TextModel& target, const Rows& rows, Tensor before, std::span<const KvLayer> kv,
                        const RopeTable& rope) const {
-  if (before.rows == 0) before = states_before(ops, rows, before, kv[1]);
+  if (before.rows == 0) before = states_before(ops, rows, kv[1]);
   const auto [x, input] = join(ops, target, rows, before);
   const std::array<const Linear*, 3> weights{&q_, &k_, &v_};
   std::array<Tensor, 3> made;

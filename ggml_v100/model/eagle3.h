@@ -46,9 +46,8 @@ class Eagle3 final : public HiddenDrafter {
     Tensor stream, input;
   };
   Joined join(Ops& ops, const TextModel& target, const Rows& rows, Tensor before) const;
-  // Of each row the state of the token before it, [rows, E]: from the pages, or, of all but a sequence's first, from the
-  // rows' own states; those may have no rows where each sequence has one. The first token of a text gets its own.
-  Tensor states_before(Ops& ops, const Rows& rows, Tensor states, const KvLayer& kept) const;
+  // Of each row the state of the token before it, [rows, E]. The first token of a text gets its own.
+  Tensor states_before(Ops& ops, const Rows& rows, const KvLayer& kept) const;
   Rotation rotation(const RopeTable& rope) const { return {rope, kLayout, nullptr, nullptr, hp_.rms_epsilon}; }
   int32_t half() const { return state_shape_.kv_heads * state_shape_.head_dim_k; }  // values of a half of a state
 

@@ -12,7 +12,7 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", 
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4\w*|TQ\d\w*)", re.IGNORECASE)
 
 # Files that accompany a model: projectors, drafters, importance data.
-_SIDECARS = ("mmproj", "mtp-", "dspark-", "dflash-", "imatrix")
+_SIDECARS = ("mmproj", "mtp-", "eagle3-", "dspark-", "dflash-", "imatrix")
 
 
 def checked_path(path: str) -> str:

@@ -17,6 +17,8 @@ PATHS = [
     "mmproj-BF16.gguf",
     "mmproj-F16.gguf",
     "mtp-m-Q4_K_M.gguf",
+    "eagle3-m-Q4_K_M.gguf",
+    "dspark-m-Q4_K_M.gguf",
     "imatrix.gguf",
     *SHARDS,
     *OTHERS,

@@ -113,6 +113,19 @@ def test_shares_of_candidates_are_those_of_the_formulas(
     assert distance(draft, expected_logits(target, drafter, streams, n, draft)) < 1e-3
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_smaller_caches_change_little(tmp_path: Path, kind: str) -> None:
+    target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4, n_head=2, n_head_kv=1)
+    drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
+    found = []
+    for cache in ("f32", kind):
+        engine = open_engine(target, drafter, type_k=cache, type_v=cache)
+        append(engine, TEXT[:200])
+        found.append(dict(drawn(engine, TEXT[200], n_draft=1).proposals[0]))
+    most = max(abs(found[1].get(token, 0.0) - share) for token, share in found[0].items())
+    assert most < {"f16": 2e-3, "q8_0": 0.03}[kind]
+
+
 FAULTS: dict[str, dict[str, Any]] = {
     "another layer": {"eagle3.target_layers": [1, 3, 0]},
     "another order of layers": {"eagle3.target_layers": [3, 1, 2]},
@@ -144,16 +157,17 @@ def test_the_comparison_sees_a_state_of_another_token(target: Path, streams: lis
     assert distance(draft, expected_logits(target, drafter, swapped, 50, draft)) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["f32", "f16"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen35"])
-def test_drafts_do_not_depend_on_company_cuts_or_history(tmp_path: Path, architecture: str) -> None:
+def test_drafts_do_not_depend_on_company_cuts_or_history(tmp_path: Path, architecture: str, kind: str) -> None:
     """Chunks of any size, forks, other sequences, drafts before, tokens that were taken back: the same bits."""
     write = write_tiny_llama if architecture == "llama" else write_tiny_hybrid
     target = write(tmp_path / "target.gguf", n_layer=4)
     drafter = write_tiny_eagle3(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
-    alone = open_engine(target, drafter)
+    alone = open_engine(target, drafter, type_k=kind, type_v=kind)
     append(alone, TEXT[:280])
     expected = drawn(alone, 5)
-    engine = open_engine(target, drafter, n_ctx=4096, n_seq_max=3)
+    engine = open_engine(target, drafter, n_ctx=4096, n_seq_max=3, type_k=kind, type_v=kind)
     append(engine, TEXT[:270], cut=7)
     append(engine, TEXT[50:170], 1)
     if architecture == "llama":

@@ -444,7 +444,7 @@ def test_what_a_draft_model_takes_is_what_the_file_says(tmp_path: Path) -> None:
 def test_a_drafter_that_is_part_of_the_model_is_not_sent_elsewhere(
     argv: tuple[str, ...], devices: tuple[str, ...], is_told: bool
 ) -> None:
-    for kind in ("draft-mtp", "draft-dflash", "draft-eagle3"):
+    for kind in ("draft-mtp", "draft-dflash", "draft-dspark", "draft-eagle3"):
         parsed = parse("llama-server", ("--spec-type", kind, *argv), {}, config_files=())
         warnings = speculation_from_options(parsed).placement_warnings(devices)
         assert bool(warnings) == is_told

@@ -407,6 +407,12 @@ def test_a_draft_model_has_the_gpu_where_no_layer_of_the_model_has_room() -> Non
     assert (large.n_gpu_layers, draft_of(large).n_gpu_layers) == (0, 0)
 
 
+def test_a_draft_model_keeps_its_cache_on_its_gpu_beside_a_model_on_the_host() -> None:
+    result = placed_with_draft(machine(16000), "-ngld", "all", n_gpu_layers=0, kv_offload=False)
+    assert [(need.device, need.kv > 0) for need in draft_of(result).needs] == [("CUDA0", True)]
+    assert [need.device for need in result.needs] == ["CPU"]
+
+
 def test_layers_of_a_draft_model_that_no_gpu_can_have_are_told() -> None:
     result = placed_with_draft(machine(), "-ngld", "99")
     assert draft_of(result).n_gpu_layers == 0

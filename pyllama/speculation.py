@@ -72,7 +72,7 @@ class SpeculationOptions:
 
     def placement_warnings(self, devices: Sequence[str]) -> tuple[str, ...]:
         """About a drafter that is part of the model, which lies on `devices`, and was to lie elsewhere."""
-        if not self.is_on or not self.placement or not {"draft-mtp", "draft-dflash"}.intersection(self.types):
+        if not self.is_on or not self.placement or not {"draft-mtp", *COMPANIONS}.intersection(self.types):
             return ()
         if "draft-simple" in self.types:  # it is what was meant
             return ()

@@ -462,7 +462,9 @@ class EngineLoop:
         if not plan:
             return
         drafts = {chunk.slot: drafts[chunk.slot] for chunk in plan if chunk.slot in drafts}
-        n_passes = 1 if self._speculation is not None else self._n_passes(plan)  # a draft may be found at every token
+        n_passes = self._n_passes(plan)
+        if self._speculation is not None:
+            n_passes = min(n_passes, self._speculation.n_quiet)
         works = [self._work(chunk, placed, drafts) for chunk in plan]
         computing = self._clock()
         try:
@@ -712,7 +714,8 @@ class EngineLoop:
             if not drafts:
                 self._pass_seconds += 0.2 * (seconds / n_passes - self._pass_seconds)
             if self._speculation is not None:
-                self._speculation.on_step(n_rows, engine_seconds / n_passes)
+                n_drafted = sum(len(draft.tokens) for draft in drafts.values())
+                self._speculation.on_step(n_rows, engine_seconds / n_passes, n_drafted=n_drafted, n_passes=n_passes)
         totals.n_decode += n_passes
         totals.n_busy_slots += self.n_busy * n_passes
         totals.predicted_seconds += seconds * n_generation_rows / n_rows

@@ -62,6 +62,7 @@ class SlotSpeculation:
         self._economy = economy
         self._samples = samples
         self._clock = clock
+        self.n_quiet = 1  # steps, the planned one included, in which nothing will be drafted
 
     @property
     def names(self) -> list[str]:
@@ -71,17 +72,23 @@ class SlotSpeculation:
         self, plan: Sequence[Chunk], slots: Sequence[Slot], constrained: ConstrainedDraws
     ) -> dict[int, SlotDraft]:
         """By slot, what may follow the token that it is about to compute. Slots without a draft are missing."""
+        self.n_quiet = 1
         drafting = [slots[chunk.slot] for chunk in plan if self._may_draft(chunk, slots[chunk.slot])]
         if not drafting:
             return {}
-        n_generating = sum(slots[chunk.slot].generation.n_decoded > 0 for chunk in plan)
-        if self._economy is not None and self._economy.wants_plain_step(n_generating):
+        n_rows = sum(slots[chunk.slot].generation.n_decoded > 0 for chunk in plan)
+        economy = self._economy
+        if economy is not None and economy.wants_plain_step(n_rows):
             return {}
         orders = []
         for slot in drafting:
             room = self._room(slot, len(drafting))
-            if room > 0 and self._speculation.computes:  # what does not pay is not even drafted
-                room = self._length_that_pays(slot, room, n_generating)
+            if self._is_measured(slot):
+                if not economy.has_credit:  # what cannot pay is not even looked up
+                    economy.n_quiet = min(economy.n_quiet, max(1, economy.n_without_credit))
+                    room = 0
+                elif room > 0 and self._speculation.computes:
+                    room = economy.best_length(slot.generation.drafts.acceptance, room)
             if room > 0:
                 generation = slot.generation
                 # A draft that may end where a grammar refuses it cannot be verified by rejection.
@@ -89,22 +96,28 @@ class SlotSpeculation:
                 seed = generation.sampler.seed
                 orders.append(self._make_order(slot.id, generation.tokens[-1], room, temperature, seed))
         if not orders:
+            if economy is not None and len(drafting) == n_rows:
+                self.n_quiet = economy.n_quiet
             return {}
         started = self._clock()
         drafts = self._speculator.draft(orders)
         found = {order.seq_id: SlotDraft(*draft) for order, draft in zip(orders, drafts, strict=True) if draft.tokens}
         if not self._speculation.computes:
             for slot_id, draft in tuple(found.items()):
-                length = self._length_that_pays(slots[slot_id], len(draft.tokens), n_generating)
-                found[slot_id] = draft._replace(tokens=draft.tokens[:length])
+                if self._is_measured(slots[slot_id]):
+                    acceptance = slots[slot_id].generation.drafts.acceptance
+                    length = economy.best_length(acceptance, len(draft.tokens))
+                    found[slot_id] = draft._replace(tokens=draft.tokens[:length])
         kept = constrained.keep_to_grammars(
             {slot_id: draft.tokens for slot_id, draft in found.items() if _is_constrained(slots[slot_id])},
             slots,
             self._ends,
         )
         found |= {slot_id: SlotDraft(tokens, (), masks) for slot_id, (tokens, masks) in kept.items()}
-        if self._economy is not None:
-            self._economy.on_draft(sum(len(draft.tokens) for draft in found.values()), self._clock() - started)
+        if economy is not None:
+            economy.is_accounted = all(self._is_measured(slots[slot_id]) for slot_id in found)
+            lengths = [len(draft.tokens) for draft in found.values() if draft.tokens]
+            economy.on_draft(len(lengths), max(lengths, default=0), self._clock() - started)
         return {slot_id: draft for slot_id, draft in found.items() if draft.tokens}
 
     def _room(self, slot: Slot, n_drafting: int) -> int:
@@ -114,18 +127,16 @@ class SlotSpeculation:
             room = min(room, PAGE_TOKENS - len(slot.tokens) % PAGE_TOKENS - 1)
         return min(room, self._speculation.longest)
 
-    def _length_that_pays(self, slot: Slot, most: int, n_generating: int) -> int:
-        generation = slot.generation
+    def _is_measured(self, slot: Slot) -> bool:
+        """Whether only what pays is drafted for the slot."""
         # With rejection sampling the text depends on where drafts are: that shall not hang on measured times.
-        draws = self._samples and generation.params.sampling.temperature > 0 and not _is_constrained(slot)
-        if self._economy is None or draws:
-            return most
-        return self._economy.best_length(generation.drafts.acceptance, n_generating, most)
+        draws = self._samples and slot.generation.params.sampling.temperature > 0 and not _is_constrained(slot)
+        return self._economy is not None and not draws
 
-    def on_step(self, n_rows: int, seconds: float) -> None:
-        """The engine took so long for a step that only generated."""
+    def on_step(self, n_rows: int, seconds: float, *, n_drafted: int, n_passes: int) -> None:
+        """The engine took so long for a step that only generated, or for each of its passes. n_drafted: of the rows."""
         if self._economy is not None:
-            self._economy.on_step(n_rows, seconds)
+            self._economy.on_step(n_rows, seconds, n_drafted=n_drafted, n_steps=n_passes)
 
     def _may_draft(self, chunk: Chunk, slot: Slot) -> bool:
         generation = slot.generation
@@ -153,7 +164,7 @@ class SlotSpeculation:
         """The slot holds more of its prompt; begins: all of it, and the first token was drawn."""
         if begins:
             self._speculator.begin(slot.id)
-        elif self._speculation.computes:
+        elif self._speculation.computes and (self._economy is None or self._economy.is_believed_in):
             self._speculator.follow(slot.id)
 
     def log_statistics(self) -> None:
@@ -224,6 +235,8 @@ def open_slot_speculation(
     speculation = open_speculation(options, engine, metadata, engine_arguments=engine_arguments)
     if speculation is None:
         return None
+    token_by_token = {"draft-simple", "draft-mtp", "draft-eagle3"}.intersection(speculation.names)
+    economy = DraftEconomy(drafts_at_once=not token_by_token)
     log.info("speculative decoding: %s, drafts of at most %d tokens", ", ".join(speculation.names), speculation.longest)
     return SlotSpeculation(
         speculation,
@@ -232,6 +245,6 @@ def open_slot_speculation(
         ends=ends,
         stops_at_pages=stops_at_pages,
         most_rows=engine_arguments["n_ubatch"],
-        economy=DraftEconomy() if options.adaptive and not options.is_synthetic else None,
+        economy=economy if options.adaptive and not options.is_synthetic else None,
         samples=options.draws,
     )

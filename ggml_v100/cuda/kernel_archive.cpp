@@ -9,7 +9,7 @@
 #include "base/inflate.h"
 
 #ifndef V100_KERNELS_KEY
-#define V100_KERNELS_KEY ""  // built without CUDA kernels
+#define V100_KERNELS_KEY ""  // not built by CMake: any kernels will do
 #endif
 
 namespace v100::cuda {

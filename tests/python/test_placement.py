@@ -407,6 +407,12 @@ def test_a_draft_model_has_the_gpu_where_no_layer_of_the_model_has_room() -> Non
     assert (large.n_gpu_layers, draft_of(large).n_gpu_layers) == (0, 0)
 
 
+def test_a_draft_model_keeps_its_cache_on_its_gpu_beside_a_model_on_the_host() -> None:
+    result = placed_with_draft(machine(16000), "-ngld", "all", n_gpu_layers=0, kv_offload=False)
+    assert [(need.device, need.kv > 0) for need in draft_of(result).needs] == [("CUDA0", True)]
+    assert [need.device for need in result.needs] == ["CPU"]
+
+
 def test_layers_of_a_draft_model_that_no_gpu_can_have_are_told() -> None:
     result = placed_with_draft(machine(), "-ngld", "99")
     assert draft_of(result).n_gpu_layers == 0
@@ -444,7 +450,7 @@ def test_what_a_draft_model_takes_is_what_the_file_says(tmp_path: Path) -> None:
 def test_a_drafter_that_is_part_of_the_model_is_not_sent_elsewhere(
     argv: tuple[str, ...], devices: tuple[str, ...], is_told: bool
 ) -> None:
-    for kind in ("draft-mtp", "draft-dflash"):
+    for kind in ("draft-mtp", "draft-dflash", "draft-dspark", "draft-eagle3"):
         parsed = parse("llama-server", ("--spec-type", kind, *argv), {}, config_files=())
         warnings = speculation_from_options(parsed).placement_warnings(devices)
         assert bool(warnings) == is_told

@@ -25,7 +25,7 @@ constexpr Architecture kArchitectures[] = {
 std::unique_ptr<TextModel> load_architecture(const Metadata& metadata, const WeightLoader& weights) {
   const std::string name = metadata.require_string("general.architecture");
   if (name == "dflash" || name == "eagle3")
-    throw ModelError("the file is a drafter; it speeds up another model and cannot run alone");
+    throw ModelError("the file is a drafter; it speeds up another model (--spec-draft-model) and cannot run alone");
   // Encoders, whose tokens see those after them too; answering causally would be answering wrongly.
   if (!metadata.find_bool(name + ".attention.causal").value_or(true))
     throw ModelError(name + ".attention.causal is false: models whose tokens see later ones are not supported");

@@ -135,6 +135,41 @@ def test_a_draft_model_that_is_always_right_saves_steps(paths: dict[str, Path]) 
     assert len(asked) <= 5
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen35"])
+@pytest.mark.parametrize(
+    "placement", [{}, {"devices": ("CPU1",)}, {"devices": ("CPU0", "CPU1")}, {"devices": ("CPU0",), "device_layers": 2}]
+)
+def test_drafts_beside_a_split_model_stand_as_beside_a_whole_one(
+    paths: dict[str, Path], architecture: str, placement: dict[str, Any]
+) -> None:
+    """Also where the draft model is split otherwise than the model."""
+    path = str(paths[architecture])
+    options = SpeculationOptions(types=("draft-simple",), draft_model=path, n_max=5, placement=placement)
+    for split in (
+        {"devices": ("CPU0",)},
+        {"devices": ("CPU0", "CPU1"), "split_mode": "layer"},
+        {"devices": ("CPU0", "CPU1"), "split_mode": "tensor"},
+        {"devices": ("CPU0",), "n_gpu_layers": 2},
+    ):
+        counts: list[tuple[int, int]] = []
+        common: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False, **split}
+        with Llama(path, **common) as plain:
+            expected = plain.create_completion("abc", temperature=0.0, max_tokens=40)["choices"]
+        with Llama(path, draft_model=options, **common) as llama:
+            assert llama._sequence is not None
+            drafts: Any = llama._sequence._drafts
+            on_verified = drafts.on_verified
+
+            def count(n_drafted: int, n_accepted: int, on_verified: Any = on_verified, counts: Any = counts) -> None:
+                counts.append((n_drafted, n_accepted))
+                on_verified(n_drafted, n_accepted)
+
+            drafts.on_verified = count
+            assert llama.create_completion("abc", temperature=0.0, max_tokens=40)["choices"] == expected
+        n_drafted, n_accepted = map(sum, zip(*counts, strict=True))
+        assert n_accepted >= 0.9 * n_drafted > 20, split
+
+
 def test_a_context_shift_goes_on_with_drafts(paths: dict[str, Path]) -> None:
     options: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "verbose": False, "context_shift": True}
     texts = []

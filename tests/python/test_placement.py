@@ -22,6 +22,7 @@ from pyllama.placement import (
     MEBIBYTE,
     Placed,
     PlacementRequest,
+    _FileNeeds,
     chosen,
     explained,
     largest,
@@ -260,10 +261,14 @@ def test_one_gpu_of_several_has_it_all_without_a_split() -> None:
         placed(PlainModel(), machine(2000, 16000), split_mode="none", main_gpu=2)
 
 
-def test_the_kv_cache_is_not_left_to_the_host() -> None:
-    with pytest.raises(InvalidArgument, match="--no-kv-offload is not supported: the KV cache of a layer lies where"):
-        placed(PlainModel(), machine(16000), kv_offload=False)
-    assert placed(PlainModel(), machine(), kv_offload=False).arguments["devices"] == ()
+def test_a_kv_cache_that_is_left_to_the_host_takes_nothing_of_a_gpu() -> None:
+    class Memory(PlainModel):
+        def of(self, *, n_ctx: int, **placement: Any) -> list[RankNeeds]:
+            return [RankNeeds("CUDA0", 700, 200, 30, 20)]
+
+    needs = _FileNeeds(Memory(), {}, kv_offload=False).of(n_ctx=256)
+    found = {need.device: (need.weights, need.kv, need.states, need.compute) for need in needs}
+    assert found == {"CUDA0": (700, 0, 30, 20), "CPU": (0, 200, 0, 0)}
 
 
 @dataclass
@@ -407,6 +412,12 @@ def test_a_draft_model_has_the_gpu_where_no_layer_of_the_model_has_room() -> Non
     assert (large.n_gpu_layers, draft_of(large).n_gpu_layers) == (0, 0)
 
 
+def test_a_draft_model_keeps_its_cache_on_its_gpu_beside_a_model_on_the_host() -> None:
+    result = placed_with_draft(machine(16000), "-ngld", "all", n_gpu_layers=0, kv_offload=False)
+    assert [(need.device, need.kv > 0) for need in draft_of(result).needs] == [("CUDA0", True)]
+    assert [need.device for need in result.needs] == ["CPU"]
+
+
 def test_layers_of_a_draft_model_that_no_gpu_can_have_are_told() -> None:
     result = placed_with_draft(machine(), "-ngld", "99")
     assert draft_of(result).n_gpu_layers == 0
@@ -444,7 +455,7 @@ def test_what_a_draft_model_takes_is_what_the_file_says(tmp_path: Path) -> None:
 def test_a_drafter_that_is_part_of_the_model_is_not_sent_elsewhere(
     argv: tuple[str, ...], devices: tuple[str, ...], is_told: bool
 ) -> None:
-    for kind in ("draft-mtp", "draft-dflash", "draft-eagle3"):
+    for kind in ("draft-mtp", "draft-dflash", "draft-dspark", "draft-eagle3"):
         parsed = parse("llama-server", ("--spec-type", kind, *argv), {}, config_files=())
         warnings = speculation_from_options(parsed).placement_warnings(devices)
         assert bool(warnings) == is_told

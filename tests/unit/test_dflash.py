@@ -205,10 +205,14 @@ def test_a_drafter_that_does_not_fit_is_refused(
         Model(target, drafter=drafter)
 
 
+def test_a_drafter_by_itself_is_refused_with_its_use(tmp_path: Path) -> None:
+    drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
+    with pytest.raises(ModelError, match=r"drafter; it speeds up another model \(--spec-draft-model\)"):
+        Model(drafter)
+
+
 def test_wrong_calls_are_refused(target: Path, tmp_path: Path) -> None:
     drafter = write_tiny_dflash(tmp_path / "drafter.gguf", target_layers=TARGET_LAYERS)
-    with pytest.raises(ModelError, match="drafter"):
-        Model(drafter)
     with pytest.raises(ModelError, match="not that of a drafter"):
         Model(target, drafter=target)
     with pytest.raises(InvalidArgument, match="without a drafter"):

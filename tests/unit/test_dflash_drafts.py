@@ -11,6 +11,7 @@ import pytest
 from pyllama import InvalidArgument, Llama
 from pyllama._engine import DraftOrder, Engine, MemoryNeeds, Model, Sampler, Speculator, Work
 from pyllama.speculation import SpeculationOptions
+from support import draft_rounds
 from support.dflash_forward import DFlashForward, Lattice, tapped_inputs
 from support.qwen35_forward import Qwen35Forward
 from support.tiny_dflash import write_tiny_dflash
@@ -40,50 +41,13 @@ def open_engine(target: Path, drafter: Path | None, **settings: Any) -> Engine:
 
 
 def undrafted(target: Path, prompt: list[int], n_tokens: int, **sampling: Any) -> list[int]:
-    engine = open_engine(target, None)
-    sampler = Sampler(300, **sampling)
-    tokens, pending = [], prompt
-    while len(tokens) < n_tokens:
-        (output,) = engine.step([Work(0, pending, sampler)])
-        tokens.append(output.token)
-        pending = [output.token]
-    return tokens
+    return draft_rounds.undrafted(open_engine(target, None), prompt, n_tokens, **sampling)
 
 
 def drafted(
     engine: Engine, prompts: dict[int, list[int]], n_tokens: int, *, samples: bool = False, **sampling: Any
-) -> tuple[dict[int, list[int]], list[tuple[list[int], int, list[int], int]]]:
-    """Texts of all sequences, and of each round (history, last token, draft, tokens of it that stood)."""
-    speculator = Speculator(engine, ("draft-dflash",), draft_n_max=7, draft_samples=samples)
-    n_vocab = 300
-    samplers = {seq_id: Sampler(n_vocab, **sampling) for seq_id in prompts}
-    texts: dict[int, list[int]] = {}
-    for seq_id, prompt in prompts.items():
-        (output,) = engine.step([Work(seq_id, prompt, samplers[seq_id])])
-        texts[seq_id] = [output.token]
-        speculator.begin(seq_id)
-    rounds = []
-    while any(len(text) < n_tokens for text in texts.values()):
-        going = [seq_id for seq_id, text in texts.items() if len(text) < n_tokens]
-        orders = [
-            DraftOrder(seq_id, texts[seq_id][-1], 7, sampling.get("temperature", 0.0), samplers[seq_id].seed)
-            for seq_id in going
-        ]
-        drafts = dict(zip(going, speculator.draft(orders), strict=True))
-        histories = {seq_id: prompts[seq_id] + texts[seq_id][:-1] for seq_id in going}
-        outputs = engine.step(
-            [
-                Work(seq_id, [texts[seq_id][-1]], samplers[seq_id], draft=draft.tokens, proposals=draft.proposals)
-                for seq_id, draft in drafts.items()
-            ]
-        )
-        for seq_id, draft in drafts.items():
-            new = [output.token for output in outputs if output.seq_id == seq_id]
-            rounds.append((histories[seq_id], texts[seq_id][-1], draft.tokens, len(new) - 1))
-            texts[seq_id] += new
-            if draft.tokens:
-                speculator.accept(seq_id, len(draft.tokens), len(new) - 1)
-    return {seq_id: text[:n_tokens] for seq_id, text in texts.items()}, rounds
+) -> tuple[dict[int, list[int]], list[draft_rounds.Round]]:
+    return draft_rounds.drafted(engine, "draft-dflash", prompts, n_tokens, samples=samples, **sampling)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -144,7 +108,7 @@ def test_drawn_tokens_have_the_probabilities_of_the_lattice(hybrid: tuple[Path, 
     engine = open_engine(target, drafter)
     engine.step([Work(0, random_prompt(2, 40))])
     speculator = Speculator(engine, ("draft-dflash",), draft_n_max=2, draft_samples=True)
-    ((tokens, scores),) = engine.draft_blocks([(0, 9)], 2)
+    ((tokens, scores, _),) = engine.draft_blocks([(0, 9)], 2)
     temperature, n_draws = 1.5, 1200
     counts = np.zeros((5, 5), int)
     for seed in range(n_draws):
@@ -179,7 +143,7 @@ def test_low_confidence_ends_a_draft(hybrid: tuple[Path, Path]) -> None:
     target, drafter = hybrid
     engine = open_engine(target, drafter)
     engine.step([Work(0, random_prompt(4, 40))])
-    ((tokens, scores),) = engine.draft_blocks([(0, 9)], 7)
+    ((tokens, scores, _),) = engine.draft_blocks([(0, 9)], 7)
     walk, at, confidences = Lattice(tokens, scores).greedy_walk(), 0, []
     for row in range(7):
         row_scores = scores[row, at]
@@ -248,7 +212,7 @@ def test_beside_a_model_on_several_devices_texts_are_those_without_drafts(
         for each in (several, one):
             each.step([Work(seq_id, prompt)])
     found, expected = (each.draft_blocks([(0, 9), (1, 77)], 7) for each in (several, one))
-    for (tokens, scores), (other_tokens, other_scores) in zip(found, expected, strict=True):
+    for (tokens, scores, _), (other_tokens, other_scores, _) in zip(found, expected, strict=True):
         np.testing.assert_array_equal(tokens, other_tokens)
         np.testing.assert_allclose(scores, other_scores, atol=2e-3)
     for seq_id in prompts:
@@ -274,7 +238,7 @@ def test_a_context_beside_several_devices_is_shifted_with_the_drafters_keys(tmp_
         engine.step([Work(0, random_prompt(6, 80))])
         engine.shift(0, 10, 30)
         found.append(engine.draft_blocks([(0, 9)], 7)[0])
-    for tokens, scores in found[1:]:
+    for tokens, scores, _ in found[1:]:
         np.testing.assert_array_equal(found[0][0], tokens)
         np.testing.assert_allclose(found[0][1], scores, atol=2e-3)
 
@@ -292,8 +256,9 @@ def test_the_drafter_lies_where_the_output_matrix_is(tmp_path: Path) -> None:
         more = [with_it - without for with_it, without in zip(drafted.rank_bytes, plain.rank_bytes, strict=True)]
         assert [n > 0 for n in more] == [rank == home for rank in range(len(plain.devices))]
         for model, file in ((plain, None), (drafted, drafter)):
-            needs = MemoryNeeds(target, drafter=file).of(n_ctx=512, **split)
-            for need, matrices in zip(needs, model.rank_bytes, strict=True):
+            for need, matrices in zip(
+                MemoryNeeds(target, drafter=file).of(n_ctx=512, **split), model.rank_bytes, strict=True
+            ):
                 assert matrices <= need.weights <= 1.1 * matrices + 20_000
 
 

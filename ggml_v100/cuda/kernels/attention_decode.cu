@@ -11,9 +11,10 @@
 // Shared    attention_shared_bytes (attention_shape.h), dynamic: 70 KB for 64 rows of 256 features, 12 KB for 8.
 // Budget    attention_decode_8   256 threads, <= 128 registers, <= 16 B stack
 // Budget    attention_decode_16  256 threads, <= 128 registers, <= 112 B stack
+// Budget    attention_decode_24  256 threads, <= 128 registers, <= 248 B stack
 // Budget    attention_decode_64  256 threads, <= 255 registers, <= 176 B stack
 // Budget    attention_combine    256 threads, <= 64 registers, 5232 B shared
-// Budget    attention_decode_64_counted  256 threads, <= 255 registers, <= 208 B stack
+// Budget    attention_decode_64_counted  256 threads, <= 255 registers, <= 224 B stack
 // Budget    *                    256 threads, <= 255 registers
 // Numerics  attention_pages.cuh per partition, pages in order. Partitions are brought to the largest score of all; every
 //           kGroups-th, from the first that the row sees, is added in order, then these sums in order.

@@ -62,6 +62,21 @@ def greedy(llm: Llama, tokens: list[int]) -> int:
     return int(native(llm).model.row(tokens).argmax())
 
 
+def test_a_long_prompt_goes_on_from_an_odd_length_to_multiples_of_64(llm: Llama) -> None:
+    llm.eval(byte_tokens("x" * 30))
+    del native(llm).computed[:]
+    llm.eval(byte_tokens("y" * 300))
+    ends = list(itertools.accumulate(native(llm).computed, initial=30))
+    assert ends[-1] == 330
+    assert max(native(llm).computed) <= 128
+    assert [end for end in ends[1:-1] if end % 64 != 0] == [
+        end
+        for end in ends[1:-1]
+        if end in llm._sequence._planned and end % 64 != 0  # type: ignore[union-attr]
+    ]
+    assert 128 in ends  # not 158
+
+
 def test_the_cache_in_host_memory_is_sized_by_itself_for_recurrent_models_only(path: Path) -> None:
     for is_recurrent, argument, expected in (
         (True, None, CACHE),

@@ -583,8 +583,9 @@ class Engine:
     thread_cpus: processors of thread i (the caller is thread 0): element i modulo the length; empty: any.
     thread_priority: -1 low, 0 normal, 1 medium, 2 high, 3 realtime. thread_poll: 0 (idle threads sleep at once) to 100.
     cache_bytes: host memory for beginnings of sequences, 0: none, -1: no limit. n_checkpoints: recurrent states or
-    windows that it keeps per sequence. swa_full: keep what is behind sliding windows; it takes memory, but leaves every
-    beginning of a sequence usable.
+    windows that it keeps per sequence. offload_kqv: False keeps the KV cache of layers on GPUs in memory of the
+    host, which those read through their bus. swa_full: keep what is behind sliding windows; it takes memory, but leaves
+    every beginning of a sequence usable.
     adapters: of this model; a sequence chooses a scale for each. control: directions for all sequences.
     Of a model on several ranks in mode ``tensor`` the threads are shared out over the ranks. When a rank fails, a call
     raises `DeviceError` naming it; while it does not return, so does every later call that computes.
@@ -616,6 +617,7 @@ class Engine:
         thread_poll: int = 50,
         cache_bytes: int = 0,
         n_checkpoints: int = 32,
+        offload_kqv: bool = True,
         swa_full: bool = True,
         collect_importance: bool = False,
         adapters: Sequence[LoraAdapter] = (),

@@ -376,8 +376,8 @@ cdef class Engine:
                  str rope_scaling_type=None, double rope_freq_base=0.0, double rope_freq_scale=0.0, int32_t yarn_orig_ctx=0,
                  double yarn_ext_factor=-1.0, double yarn_attn_factor=-1.0, double yarn_beta_fast=-1.0,
                  double yarn_beta_slow=-1.0, thread_cpus=(), int32_t thread_priority=0, int32_t thread_poll=50,
-                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint swa_full=True, bint collect_importance=False,
-                 adapters=(), ControlVector control=None):
+                 int64_t cache_bytes=0, int32_t n_checkpoints=32, bint offload_kqv=True, bint swa_full=True,
+                 bint collect_importance=False, adapters=(), ControlVector control=None):
         cdef native.EngineParams params
         cdef LoraAdapter adapter
         for item in adapters:
@@ -401,6 +401,7 @@ cdef class Engine:
         params.type_v = type_v.encode()
         params.cache_bytes = cache_bytes
         params.n_checkpoints = n_checkpoints
+        params.kv_on_host = not offload_kqv
         params.swa_full = swa_full
         params.collect_importance = collect_importance
         if rope_scaling_type is not None:

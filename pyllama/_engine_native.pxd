@@ -372,6 +372,7 @@ cdef extern from "engine/engine.h" namespace "v100" nogil:
         RopeSettings rope
         int64_t cache_bytes
         int32_t n_checkpoints
+        bool kv_on_host
         bool swa_full
         bool collect_importance
         vector[shared_ptr[const LoraAdapter]] adapters

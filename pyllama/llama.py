@@ -122,7 +122,7 @@ class Llama:
     draft_model: guesses tokens so that several can be computed at once; the text is the same. A path: a smaller model
     with the same vocabulary; `pyllama.SpeculationOptions`: any of the drafters of docs/speculation.md; or a callable
     such as `pyllama.LlamaPromptLookupDecoding`. Used by completions and chats.
-    offload_kqv: False is refused where layers lie on a GPU: their part of the KV cache lies with them.
+    offload_kqv: False keeps the KV cache of layers on GPUs in host memory, which they read through the bus.
     flash_attn, use_mmap, use_mlock, op_offload, no_perf, numa: accepted; they do not change results, and there is
     nothing for them to do.
 
@@ -304,6 +304,7 @@ class Llama:
                 n_ctx=placed.n_ctx,
                 cache_bytes=cache_bytes,
                 n_checkpoints=n_checkpoints,
+                offload_kqv=request.kv_offload,
                 swa_full=keeps_windows,
                 **engine_options,
             )

@@ -182,7 +182,7 @@ def place_model(
     wants_gpus = request.looks_for_gpus or (draft is not None and looks_for_gpus(draft.placement))
     machine = this_machine(with_gpus=wants_gpus)
     beside = DraftNeeds(draft, open_needs(draft.path)) if draft is not None else None
-    needs = _FileNeeds(open_needs(path, **model), dict(sizes))
+    needs = _FileNeeds(open_needs(path, **model), dict(sizes), request.kv_offload)
     return place(request, needs, machine, n_ctx=n_ctx, may_shrink=may_shrink, granule=granule, draft=beside)
 
 
@@ -192,6 +192,7 @@ class _FileNeeds:
 
     memory: Any
     sizes: dict[str, Any]
+    kv_offload: bool = True
 
     @property
     def n_layer(self) -> int:
@@ -207,7 +208,7 @@ class _FileNeeds:
 
     def of(self, *, n_ctx: int, **placement: Any) -> Sequence[RankNeeds]:
         needs: Sequence[RankNeeds] = self.memory.of(n_ctx=n_ctx, **self.sizes, **placement)
-        return needs
+        return needs if self.kv_offload else _with_kv_on_host(needs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,15 @@ class _Sum:
     kv: int
     states: int
     compute: int
+
+
+def _with_kv_on_host(needs: Sequence[RankNeeds]) -> Sequence[RankNeeds]:
+    """What GPUs would keep of the KV cache lies in memory of the host."""
+    gpus = [need for need in needs if not is_host(need.device)]
+    left = [_Sum(need.device, need.weights, 0, need.states, need.compute) for need in gpus]
+    host = next((need.device for need in needs if is_host(need.device)), HOST)
+    moved = _Sum(host, 0, sum(need.kv for need in gpus), 0, 0)
+    return _together([*left, *(need for need in needs if is_host(need.device))], [moved])
 
 
 def _together(needs: Sequence[RankNeeds], more: Sequence[RankNeeds]) -> Sequence[RankNeeds]:
@@ -301,11 +311,6 @@ class _Planner:
         if request.split_mode == "tensor" and names_gpus and any(map(is_host, self.devices)):
             raise InvalidArgument(
                 "split mode 'tensor' over GPUs: the CPU cannot be one of the devices that share layers"
-            )
-        if names_gpus and not request.kv_offload:
-            raise InvalidArgument(
-                "--no-kv-offload is not supported: the KV cache of a layer lies where the layer lies; "
-                "leave layers to the CPU with --gpu-layers, or take a smaller cache type"
             )
         if self.devices:
             return

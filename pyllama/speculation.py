@@ -333,6 +333,8 @@ def open_speculation(
             lookup_dynamic=options.lookup_dynamic,
         )
         on_error.callback(speculator.close)
+        if speculator.longest < options.n_max and {"draft-dflash", "draft-dspark"}.intersection(options.types):
+            log.warning("drafts have at most %d tokens, a block of the drafter", speculator.longest)
         rates = synthetic_rates_of(options, speculator.longest) if options.is_synthetic else ()
         on_error.pop_all()
     return Speculation(speculator, draft_engine, rates)

@@ -39,7 +39,7 @@ DIFFERENCES = """## Deliberate differences
 - Answers to browsers: with `--cors-origins '*'`, the default, and no API key the origin is not echoed and credentials
   are not allowed; otherwise any web page could use the server.
 - JSON is read strictly: `NaN`, `Infinity`, bytes that are not UTF-8, and numbers beyond double precision are refused.
-- `--device` takes CPUs too; `--no-kv-offload` is refused where layers lie on a GPU. `--fit` works with
+- `--device` takes CPUs too; with `--no-kv-offload` GPUs still compute attention, over host memory. `--fit` works with
   `--split-mode tensor`, and moves experts to the CPU from the first layer on, as `--n-cpu-moe` does.
 - The object form of `tool_choice` names a tool; llama-server takes it for `auto`.
 - `/v1/responses`: `status` is `incomplete` when the limit ended the answer, events carry `sequence_number`, indices and

@@ -273,6 +273,7 @@ def load_model(settings: ServerSettings, deliver: Callable[..., None]) -> Loaded
         "n_threads": settings.n_threads,
         "n_threads_batch": settings.n_threads_batch,
         "cache_bytes": cache_bytes,
+        "offload_kqv": settings.placement.kv_offload,
         "n_checkpoints": settings.n_checkpoints,
         **sizes,
         **settings.threads,

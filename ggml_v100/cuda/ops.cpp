@@ -140,14 +140,22 @@ RopeTable CudaOps::place_angles(const RopeTable& table) {
 }
 
 std::shared_ptr<std::byte[]> CudaOps::allocate(size_t bytes) {
-  const auto memory = allocate_on(launches_, bytes);
-  {
-    const Device::Guard guard(launches_->device());
-    recorder_.stream().fill(address_of(memory.get()), 0, bytes);
-  }
+  auto memory = allocate_on(launches_, bytes);
+  const Device::Guard guard(launches_->device());
+  recorder_.stream().fill(address_of(memory.get()), 0, bytes);
+  return kept(std::move(memory));
+}
+
+std::shared_ptr<std::byte[]> CudaOps::allocate_on_host(size_t bytes) {
+  auto memory = allocate_pinned(launches_, bytes);
+  if (bytes > 0) std::memset(memory.get(), 0, bytes);
+  return kept(std::move(memory));
+}
+
+std::shared_ptr<std::byte[]> CudaOps::kept(std::shared_ptr<std::byte> memory) {
   // What was written down may use memory whose last owner lets it go: it stays until the stream was waited for.
   std::byte* address = memory.get();
-  return {address, [memory, unused = unused_](std::byte*) {
+  return {address, [memory = std::move(memory), unused = unused_](std::byte*) {
             const std::lock_guard lock(unused->mutex);
             unused->memory.push_back(memory);
           }};

@@ -105,6 +105,7 @@ class CudaOps final : public Ops {
   std::optional<RowAnswer> look_up(Tensor x, const RowQuery& query) override;
   RopeTable place_angles(const RopeTable& table) override;
   std::shared_ptr<std::byte[]> allocate(size_t bytes) override;
+  std::shared_ptr<std::byte[]> allocate_on_host(size_t bytes) override;
   void copy_bytes(const std::byte* from, std::byte* to, size_t bytes) override;
   void read_bytes(const std::byte* from, std::byte* host, size_t bytes) override;
   void write_bytes(const std::byte* host, std::byte* to, size_t bytes) override;
@@ -141,6 +142,8 @@ class CudaOps final : public Ops {
     return reinterpret_cast<Value*>(arena_.take(count * sizeof(Value)));
   }
   Tensor zeros(int32_t rows, int32_t features);
+  // It stays until nothing uses it any more, also after its last owner let it go.
+  std::shared_ptr<std::byte[]> kept(std::shared_ptr<std::byte> memory);
   // Host data for the operations that follow: fill(piece, first, count) as in Staging. Kept until the inputs are forgotten,
   // or in the arena if there are too many.
   CUdeviceptr bring(size_t bytes, size_t unit, const Staging::Fill& fill, bool* is_in_arena = nullptr);

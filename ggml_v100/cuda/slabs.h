@@ -27,6 +27,8 @@ class Slabs {
 
 // Memory of its own that keeps the device; zero bytes is legal. Throws OutOfMemory.
 std::shared_ptr<std::byte> allocate_on(std::shared_ptr<const Launches> launches, size_t bytes);
+// The same in memory of the host, which kernels and copies reach by the same address.
+std::shared_ptr<std::byte> allocate_pinned(std::shared_ptr<const Launches> launches, size_t bytes);
 
 inline CUdeviceptr address_of(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 

@@ -75,6 +75,7 @@ Engine::Engine(std::shared_ptr<const LoadedModel> model, const EngineParams& par
                                                       .n_pages = memory_.n_pages(),
                                                       .n_window_pages = n_window_pages,
                                                       .n_state_slots = states_.n_slots(),
+                                                      .kv_on_host = params.kv_on_host,
                                                       .n_threads = n_threads_,
                                                       .n_threads_batch = n_threads_batch_,
                                                       .threads = params.threads,

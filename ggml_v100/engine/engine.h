@@ -47,6 +47,7 @@ struct EngineParams {
   RopeSettings rope;
   int64_t cache_bytes;      // host memory for prefixes of sequences: 0 = none, -1 = no limit
   int32_t n_checkpoints;    // states or windows that it keeps per sequence
+  bool kv_on_host;          // pages of layers on devices lie in memory of the host, which those read through their bus
   bool swa_full;            // keep the pages behind sliding windows: any beginning of a sequence stays usable
   bool collect_importance;  // sum up the inputs of linear weights, see importance()
   std::vector<std::shared_ptr<const LoraAdapter>> adapters;  // of this model; sequences choose their scales

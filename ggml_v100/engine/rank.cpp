@@ -31,7 +31,8 @@ void read_part(Ops& ops, Tensor part, int32_t first, std::span<float> all, int32
 }
 
 Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-           int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions)
+           int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions,
+           bool kv_on_host)
     : text_(text), ops_(std::move(ops)), directions_(std::move(directions)) {
   std::vector<size_t> layer_offset;
   for (const KvShape& shape : shapes) {
@@ -39,8 +40,12 @@ Rank::Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> o
     layer_offset.push_back(page_bytes);
     page_bytes += backend.kv_page_bytes(shape);
   }
-  kv_ = ops_->allocate(static_cast<size_t>(n_pages) * page_bytes_);
-  window_kv_ = ops_->allocate(static_cast<size_t>(n_window_pages) * window_page_bytes_);
+  const auto allocate_pages = [&](int32_t n, size_t bytes_of_one) {
+    const size_t bytes = static_cast<size_t>(n) * bytes_of_one;
+    return kv_on_host ? ops_->allocate_on_host(bytes) : ops_->allocate(bytes);
+  };
+  kv_ = allocate_pages(n_pages, page_bytes_);
+  window_kv_ = allocate_pages(n_window_pages, window_page_bytes_);
   for (size_t layer = 0; layer < shapes.size(); ++layer) {
     const bool is_windowed = shapes[layer].is_windowed;
     kv_layers_.push_back({(is_windowed ? window_kv_ : kv_).get() + layer_offset[layer],

@@ -37,9 +37,10 @@ void read_part(Ops& ops, Tensor part, int32_t first, std::span<float> all, int32
 class Rank {
  public:
   // shapes: TextModel::kv_shapes() with their types; windowed ones have pages of their own. directions: as in
-  // ForwardState. Throws OutOfMemory, InvalidArgument.
+  // ForwardState. kv_on_host: pages lie in memory of the host. Throws OutOfMemory, InvalidArgument.
   Rank(const TextModel& text, const Backend& backend, std::unique_ptr<Ops> ops, std::vector<KvShape> shapes,
-       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions);
+       int32_t n_pages, int32_t n_window_pages, int32_t n_state_slots, std::vector<VectorWeight> directions,
+       bool kv_on_host);
 
   const TextModel& text() const { return text_; }
   Ops& ops() const { return *ops_; }

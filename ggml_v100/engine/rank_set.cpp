@@ -68,7 +68,7 @@ RankSet::RankSet(std::shared_ptr<const LoadedModel> model, const RankSetParams& 
         directions.push_back({model_->backend(r).place(direction), static_cast<int32_t>(direction.size())});
     ranks_.push_back(std::make_unique<Rank>(model_->text(r), model_->backend(r), std::move(ops), std::move(shapes),
                                             params.n_pages, params.n_window_pages, params.n_state_slots,
-                                            std::move(directions)));
+                                            std::move(directions), params.kv_on_host));
     page_bytes_ += ranks_.back()->page_bytes();
     window_page_bytes_ += ranks_.back()->window_page_bytes();
     state_bytes_ += ranks_.back()->state_bytes();

@@ -26,6 +26,7 @@ struct RankSetParams {
   int32_t n_pages;
   int32_t n_window_pages;  // of layers with a sliding window; 0: these have pages as the others
   int32_t n_state_slots;
+  bool kv_on_host;    // as of EngineParams
   int32_t n_threads;  // of all ranks together that compute at the same time
   int32_t n_threads_batch;
   ThreadSettings threads;                                    // the count is not used

@@ -123,6 +123,7 @@ class ForwardingOps : public Ops {
   std::optional<RowAnswer> look_up(Tensor x, const RowQuery& query) override { return inner_->look_up(x, query); }
   RopeTable place_angles(const RopeTable& table) override { return inner_->place_angles(table); }
   std::shared_ptr<std::byte[]> allocate(size_t bytes) override { return inner_->allocate(bytes); }
+  std::shared_ptr<std::byte[]> allocate_on_host(size_t bytes) override { return inner_->allocate_on_host(bytes); }
   void copy_bytes(const std::byte* from, std::byte* to, size_t bytes) override { inner_->copy_bytes(from, to, bytes); }
   void read_bytes(const std::byte* from, std::byte* host, size_t bytes) override {
     inner_->read_bytes(from, host, bytes);

@@ -406,6 +406,8 @@ class Ops {
   // following three act in order with the operations; when read_bytes returns, the bytes are there, and when write_bytes
   // returns, `from` may change.
   virtual std::shared_ptr<std::byte[]> allocate(size_t bytes) = 0;  // throws OutOfMemory
+  // The same in memory of the host that the operations reach like their own, only slower.
+  virtual std::shared_ptr<std::byte[]> allocate_on_host(size_t bytes) { return allocate(bytes); }
   virtual void copy_bytes(const std::byte* from, std::byte* to, size_t bytes) = 0;
   virtual void read_bytes(const std::byte* from, std::byte* host, size_t bytes) = 0;
   virtual void write_bytes(const std::byte* host, std::byte* to, size_t bytes) = 0;

@@ -134,6 +134,7 @@ class Runner:
             "n_threads_batch": test.parameters["threads"],
             "type_k": test.parameters["cache_type_k"],
             "type_v": test.parameters["cache_type_v"],
+            "offload_kqv": not test.parameters["no_kv_offload"],
             "thread_cpus": thread_cpus(
                 mask="" if test.parameters["cpu_mask"] in NO_MASK else test.parameters["cpu_mask"],
                 strict=bool(test.parameters["cpu_strict"]),

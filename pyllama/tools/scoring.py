@@ -68,6 +68,7 @@ class ScoredModel:
             **engine_thread_options(options),
             type_k=options.cache_type_k,
             type_v=options.cache_type_v,
+            offload_kqv=options.kv_offload,
             **rope_arguments(options),
             collect_importance=collect_importance,
             adapters=load_adapters(self._model, options.adapters),

@@ -212,6 +212,21 @@ def test_a_saved_sequence_goes_on_with_the_same_bits(model: Model) -> None:
     assert_same_bits(other.logits(), expected, "loaded into another engine")
 
 
+def test_a_cache_in_host_memory_gives_the_same_bits(hybrid_path: Path) -> None:
+    tokens = random_tokens(300, seed=8)
+    model = Model(hybrid_path, devices=["CUDA0"])
+    with_cache = [
+        Engine(model, n_ctx=1024, n_seq_max=2, cache_bytes=1 << 24, offload_kqv=kept) for kept in (True, False)
+    ]
+    expected, found = (position_logits(engine, tokens, chunk=100) for engine in with_cache)
+    assert np.array_equal(found, expected)
+    for engine in with_cache:
+        engine.load_sequence(1, engine.save_sequence(0))
+        engine.decode([5], [1])
+    assert np.array_equal(with_cache[0].logits(), with_cache[1].logits())
+    model.close()
+
+
 def test_a_fork_and_a_reused_prefix_give_the_same_bits(llama_path: Path) -> None:
     tokens = random_tokens(600, seed=6)
     engine = Engine(Model(llama_path, devices=["CUDA0"]), n_ctx=2048, n_seq_max=3, cache_bytes=1 << 24)

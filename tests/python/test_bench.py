@@ -221,6 +221,7 @@ def test_parameters_reach_the_engine(native):
         "n_threads": 2,
         "type_k": "q8_0",
         "type_v": "bf16",
+        "offload_kqv": True,
         "thread_cpus": [[cpu]],
         "thread_priority": 2,
         "thread_poll": 7,

@@ -22,6 +22,7 @@ from pyllama.placement import (
     MEBIBYTE,
     Placed,
     PlacementRequest,
+    _FileNeeds,
     chosen,
     explained,
     largest,
@@ -260,10 +261,14 @@ def test_one_gpu_of_several_has_it_all_without_a_split() -> None:
         placed(PlainModel(), machine(2000, 16000), split_mode="none", main_gpu=2)
 
 
-def test_the_kv_cache_is_not_left_to_the_host() -> None:
-    with pytest.raises(InvalidArgument, match="--no-kv-offload is not supported: the KV cache of a layer lies where"):
-        placed(PlainModel(), machine(16000), kv_offload=False)
-    assert placed(PlainModel(), machine(), kv_offload=False).arguments["devices"] == ()
+def test_a_kv_cache_that_is_left_to_the_host_takes_nothing_of_a_gpu() -> None:
+    class Memory(PlainModel):
+        def of(self, *, n_ctx: int, **placement: Any) -> list[RankNeeds]:
+            return [RankNeeds("CUDA0", 700, 200, 30, 20)]
+
+    needs = _FileNeeds(Memory(), {}, kv_offload=False).of(n_ctx=256)
+    found = {need.device: (need.weights, need.kv, need.states, need.compute) for need in needs}
+    assert found == {"CUDA0": (700, 0, 30, 20), "CPU": (0, 200, 0, 0)}
 
 
 @dataclass

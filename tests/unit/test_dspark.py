@@ -214,6 +214,15 @@ def test_llama_drafts_with_the_type_that_the_file_says(target: Path, tmp_path: P
     assert texts[0] == texts[1] == texts[2]
 
 
+def test_a_limit_beyond_the_block_is_told(target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    drafter = write_drafter(tmp_path / "drafter.gguf")
+    for n_max, n_warnings in ((7, 0), (9, 1)):
+        options = SpeculationOptions(("draft-dspark",), str(drafter), n_max=n_max)
+        caplog.clear()
+        Llama(str(target), n_ctx=512, n_threads=1, draft_model=options, verbose=False).close()
+        assert sum("at most 7 tokens" in record.message for record in caplog.records) == n_warnings
+
+
 def test_beside_a_model_on_several_devices_blocks_are_those_beside_one(tmp_path: Path) -> None:
     target = write_tiny_llama(tmp_path / "target.gguf", n_layer=4)
     drafter = write_drafter(tmp_path / "drafter.gguf")

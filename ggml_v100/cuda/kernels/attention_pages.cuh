@@ -84,6 +84,7 @@ struct Attention {
                                       Shared& shared) {
     narrow(p, b, begin, end);
     if (begin >= end) {
+      largest = no_score(), sum = 0.0f;
       clear();
       return false;
     }
@@ -185,8 +186,9 @@ struct Attention {
   // Before a block's first page: what follows the strips that are asked for goes to L2, which takes no register. A block of few
   // pages is little but latencies; where there are many blocks, they would push each other's out of L2.
   __device__ __forceinline__ static int bytes_ahead() {
-    constexpr int kBytes = (4 << 20) / (2 * kPageTiles);  // of a run of strips, if there were one block
-    return kBytes / static_cast<int>(gridDim.x * gridDim.y * gridDim.z);
+    constexpr int kBytes = (4 << 20) / (2 * kPageTiles), kLeast = 1024;  // of a run of strips, if there were one block
+    const int bytes = kBytes / static_cast<int>(gridDim.x * gridDim.y * gridDim.z);
+    return bytes < kLeast ? 0 : bytes;
   }
   __device__ __forceinline__ static void prefetch_run(const uint8_t* from, int bytes) {
 #pragma unroll 1
@@ -300,7 +302,7 @@ struct Attention {
     with_kv_type<kCounted>(p.cache.type_k, [&]<class Strip>() {
       ask_for_keys<Strip>(p.cache.type_k, head_part(p, b, begin / kPageTokens, false), flight);
     });
-    if (bytes_ahead() >= 1024) prefetch_keys(p.cache.type_k, head_part(p, b, begin / kPageTokens, false));
+    if (bytes_ahead() > 0) prefetch_keys(p.cache.type_k, head_part(p, b, begin / kPageTokens, false));
     load_views(p, b, shared);
     whole_block_barrier();  // views and queries are written
     int turn = 0;
@@ -492,7 +494,7 @@ struct Attention {
       });
     };
     if (unit < stop_unit(page_begin, end)) ask(page_begin / kPageTokens, unit);
-    if (bytes_ahead() >= 1024) prefetch_values(p.cache.type_v, head_part(p, b, page_begin / kPageTokens, true));
+    if (bytes_ahead() > 0) prefetch_values(p.cache.type_v, head_part(p, b, page_begin / kPageTokens, true));
     clear();
     whole_block_barrier();  // views and queries are written
     int turn = 0;

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(kAttentionThreads, 1) attention_pro
     for (int half = 0; half < 2; ++half) {
       const int row = t * kTileRows + row_of_c(lane, 2 * half);
       if (row >= b.rows) continue;
-      const int2 view = shared.visible[row];
+      const int2 view = reinterpret_cast<const int2*>(p.visible)[b.query_row(row)];
       const float sum = shared.rescale[0][row];
       float* to = p.y + (static_cast<int64_t>(b.query_row(row)) * p.heads + b.head(row)) * HEAD_DIM;
 #pragma unroll

@@ -155,27 +155,27 @@ Result release(Context* context, Address address, bool is_host) {
   return kLaunchFailed;
 }
 
-// Whether [address, address + bytes) lies within one allocation of a device.
-static bool is_device_memory(Address address, size_t bytes) {
+// Whether [address, address + bytes) lies within one allocation, of a device or pinned: there is one address space.
+static bool is_allocated(Address address, size_t bytes) {
   const Lock lock(world().mutex);
   auto after = world().allocations.upper_bound(address);
   if (after == world().allocations.begin()) return false;
   const auto& [begin, allocation] = *--after;
-  return allocation.device >= 0 && address - begin <= allocation.bytes && bytes <= allocation.bytes - (address - begin);
+  return address - begin <= allocation.bytes && bytes <= allocation.bytes - (address - begin);
 }
 
 Result copy(Stream* stream, void* to, const void* from, size_t bytes, bool to_device, bool from_device, bool waits) {
   Context* context = nullptr;
   if (const Result result = enter(context); result != kSuccess) return result;
   if (bytes == 0) return kSuccess;
-  if (to_device && !is_device_memory(reinterpret_cast<Address>(to), bytes)) return kInvalidValue;
-  if (from_device && !is_device_memory(reinterpret_cast<Address>(from), bytes)) return kInvalidValue;
+  if (to_device && !is_allocated(reinterpret_cast<Address>(to), bytes)) return kInvalidValue;
+  if (from_device && !is_allocated(reinterpret_cast<Address>(from), bytes)) return kInvalidValue;
   if (to == nullptr || from == nullptr) return kInvalidValue;
   if (waits)
     if (const Result result = forbid_while_recording(); result != kSuccess) return result;
   const Result result = submit(context, stream, [=] {
-    const bool is_there = (!to_device || is_device_memory(reinterpret_cast<Address>(to), bytes)) &&
-                          (!from_device || is_device_memory(reinterpret_cast<Address>(from), bytes));
+    const bool is_there = (!to_device || is_allocated(reinterpret_cast<Address>(to), bytes)) &&
+                          (!from_device || is_allocated(reinterpret_cast<Address>(from), bytes));
     if (!is_there) {
       report_fault(context, "emulated device: a copy of memory that was freed");
       return kLaunchFailed;
@@ -194,9 +194,9 @@ Result fill(Stream* stream, Address to, size_t bytes, std::function<void()> work
   Context* context = nullptr;
   if (const Result result = enter(context); result != kSuccess) return result;
   if (bytes == 0) return kSuccess;
-  if (!is_device_memory(to, bytes)) return kInvalidValue;
+  if (!is_allocated(to, bytes)) return kInvalidValue;
   return submit(context, stream, [=] {
-    if (!is_device_memory(to, bytes)) {
+    if (!is_allocated(to, bytes)) {
       report_fault(context, "emulated device: memory is filled that was freed");
       return kLaunchFailed;
     }

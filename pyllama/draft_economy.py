@@ -28,6 +28,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 8, 128  # rounds between trials of drafts that do n
 PLAIN_EVERY = 128  # steps after which one without drafts is measured again
 FIRST_PLAIN = 3  # steps without drafts before any with
 FIRST_CREDIT, MOST_CREDIT = 4.0, 6.0  # steps
+FRESH_CREDIT = 0.25  # is waited for when there was none: better many steps at once without drafts than every second one
 AMPLE_CREDIT, AMPLE_PAUSE = 3.0, 48  # so much of it makes no pause longer
 CREDIT_SHARE = 0.01  # of a step: what it adds to the credit
 
@@ -126,6 +127,7 @@ class DraftEconomy:
     pause: int = FIRST_PAUSE
     rounds: int = 0
     credit: float = FIRST_CREDIT
+    is_exhausted: bool = False  # waits for fresh credit
     n_together: int | None = None  # sequences of the last step whose drafts may pay; None: all
     n_sequences: int = 1
     asked: list[Acceptance] = field(default_factory=list)
@@ -146,12 +148,12 @@ class DraftEconomy:
 
     @property
     def has_credit(self) -> bool:
-        return self.credit > self.promised
+        return not self.is_exhausted and self.credit > self.promised
 
     @property
     def n_without_credit(self) -> int:
         """Steps to come, at least."""
-        return 0 if self.credit > 0 else 1 + int(-self.credit / CREDIT_SHARE)
+        return 1 + int((FRESH_CREDIT - self.credit) / CREDIT_SHARE) if self.is_exhausted else 0
 
     # ---- what happened
 
@@ -160,6 +162,7 @@ class DraftEconomy:
         self.step_times.add(n_rows, seconds)
         self.n_sequences = n_rows - n_drafted
         self.credit += CREDIT_SHARE * n_steps
+        self.is_exhausted = self.is_exhausted and self.credit < FRESH_CREDIT
         self.n_since_plain = self.n_since_plain + 1 if n_drafted else 0
         for acceptance in self.asked:
             acceptance.rounds += n_steps - 1
@@ -188,6 +191,7 @@ class DraftEconomy:
         plain = self.step_times.at(self.n_sequences)
         if plain > 0 and self.is_accounted:
             self.credit = min(MOST_CREDIT, self.credit - seconds / plain)
+            self.is_exhausted = self.is_exhausted or self.credit <= 0
 
     # ---- what to do
 

@@ -3,6 +3,7 @@
     compile_kernels.py --find                prints the compiler it would use; exit 3 when there is none
     compile_kernels.py --out DIR [-j N]      DIR/UNIT.cubin, .ptx, .log of every unit and DIR/kernels.archive
     compile_kernels.py --out DIR --bench     the same without tensor instructions: right loads, wrong sums
+    compile_kernels.py --out DIR --racecheck the same with barriers of whole blocks only, for compute-sanitizer
 
 A unit is one row of `kernels/units.json`: a source file and the macros that choose its variant. It becomes a cubin for
 sm_70, which needs no compiler at run time, and PTX for compute_70, which the driver of a newer card compiles.
@@ -239,7 +240,9 @@ def write_archive(out: Path, units: list[Unit], compiler: str) -> Path:
     return path
 
 
-def compile_all(out: Path, jobs: int, bench: bool = False, only: re.Pattern[str] | None = None) -> Path:
+def compile_all(
+    out: Path, jobs: int, bench: bool = False, only: re.Pattern[str] | None = None, racecheck: bool = False
+) -> Path:
     """Compiles every unit (whose name matches `only`) and writes the archive. Raises CompileError with all logs."""
     compiler = find_compiler()
     if compiler is None:
@@ -247,6 +250,8 @@ def compile_all(out: Path, jobs: int, bench: bool = False, only: re.Pattern[str]
     out.mkdir(parents=True, exist_ok=True)
     units = [unit for unit in read_units() if only is None or only.search(unit.name)]
     extra = {"V100_BENCH_NO_MMA": "1"} if bench else {}
+    if racecheck:
+        extra["V100_RACECHECK"] = "1"
     with ProcessPoolExecutor(max_workers=jobs) as pool:
         results = [pool.submit(_compile_unit, unit, unit.defines | extra, out) for unit in units]
         errors = [error for result in results if (error := result.result())]
@@ -262,6 +267,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the products")
     parser.add_argument("--only", type=re.compile, help="units whose name has a match of this pattern")
     parser.add_argument("--bench", action="store_true", help="without tensor instructions: for timing loads only")
+    parser.add_argument("--racecheck", action="store_true", help="with barriers of whole blocks only")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     if arguments.key:
@@ -277,7 +283,7 @@ def main() -> int:
     if arguments.out is None:
         parser.error("--out is missing")
     try:
-        archive = compile_all(arguments.out, arguments.jobs, arguments.bench, arguments.only)
+        archive = compile_all(arguments.out, arguments.jobs, arguments.bench, arguments.only, arguments.racecheck)
     except CompileError as error:
         print(error, file=sys.stderr)
         return 1

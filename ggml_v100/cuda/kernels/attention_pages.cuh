@@ -500,6 +500,7 @@ struct Attention {
     int turn = 0;
 #pragma unroll 1
     for (; page_begin < end; page_begin += kPageTokens, unit = part(), turn ^= 1) {
+      other_warps_pass();
       whole_block_barrier();  // the weights of the page before are done with
       whole_block_barrier();  // those of this page are written
       rescale(shared.rescale[turn]);

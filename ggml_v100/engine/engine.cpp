@@ -132,6 +132,12 @@ void Engine::UbatchRows::clear() {
   visible.clear(), windowed.clear(), sequences.clear(), windowed_sequences.clear();
 }
 
+void Engine::UbatchRows::place(int32_t index, int32_t block) {
+  positions.push_back(index);
+  rope_positions.push_back(text_position(index));
+  if (block > 0 && (index + 1) % block == 0) block_positions.push_back(text_position(index + 1 - block));
+}
+
 void Engine::fill_rope_tables() {
   UbatchRows& u = ubatch_;
   u.tables.resize(ropes_.size());
@@ -173,9 +179,7 @@ void Engine::forward(std::span<const Row> rows, const OnHidden& on_hidden, int32
       sequence.rows.end = r + 1;
       sequence.tokens = std::span(tokens_[static_cast<size_t>(row.sequence)]).first(static_cast<size_t>(row.index) + 1);
       tokens.push_back(row.token);
-      positions.push_back(row.index);
-      rope_positions.push_back(text_position(row.index));
-      if (block > 0 && (row.index + 1) % block == 0) block_positions.push_back(text_position(row.index + 1 - block));
+      ubatch_.place(row.index, block);
       visible.push_back({0, row.index + 1});
       windowed.push_back({window > 0 ? std::max(0, row.index + 1 - window) : 0, row.index + 1});
       if (row.wanted) outputs.push_back(r);

@@ -226,6 +226,8 @@ class Engine {
     std::vector<RopeTable> tables, block_tables;
 
     void clear();
+    // The next row's token is number `index` of its sequence; block: TextModel::block_tokens().
+    void place(int32_t index, int32_t block);
   };
   class AppendGuard;
   struct DraftedWork;

@@ -41,8 +41,7 @@ void Engine::predict(std::span<const PredictionWork> work, const OnPrediction& o
       sequence.state_to = -1;
       u.sequences.push_back(sequence);
       u.tokens.push_back(item.token);
-      u.positions.push_back(item.place);
-      u.rope_positions.push_back(text_position(item.place));
+      u.place(item.place, model_->text().block_tokens());
       u.visible.push_back({first, item.place + 1});
       if (step > 0) before.push_back(item.row);
     }

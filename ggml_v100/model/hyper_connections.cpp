@@ -1,6 +1,8 @@
 // Loading and computing of the mixers of residual streams.
 #include "model/hyper_connections.h"
 
+#include <array>
+
 #include "base/error.h"
 #include "model/keys.h"
 
@@ -16,14 +18,22 @@ StreamsShape read_streams_shape(const Metadata& metadata, const Hyperparameters&
   return shape;
 }
 
-MixerWeights load_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape,
-                        bool injects) {
+MixerWeights load_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape) {
   MixerWeights w;
   w.streams = shape.streams;
   w.norm = weights.vector(prefix + "norm.weight", shape.width());
   w.down = weights.linear(prefix + "down", shape.width(), shape.low_rank);
   w.up = weights.linear(prefix + "up", shape.low_rank, shape.width());
-  if (injects) w.inject = weights.linear(prefix + "inject", shape.width(), shape.streams);
+  w.inject = weights.linear(prefix + "inject", shape.width(), shape.streams);
+  return w;
+}
+
+MixerWeights load_output_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape) {
+  MixerWeights w;
+  w.streams = shape.streams;
+  w.norm = weights.vector(prefix + "norm.weight", shape.width());
+  w.down = weights.linear_rows(prefix + "down", shape.width(), shape.low_rank, std::array{RowRange{0, shape.low_rank}});
+  w.up = weights.linear_rows(prefix + "up", shape.low_rank, shape.width(), std::array{RowRange{0, shape.width()}});
   return w;
 }
 

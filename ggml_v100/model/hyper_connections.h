@@ -30,9 +30,10 @@ struct MixerWeights {
   Linear inject;      // [n, N]; without weight in a mixer whose output is not added back
 };
 
-// `<prefix>norm`, `<prefix>down`, `<prefix>up` and, with `injects`, `<prefix>inject`.
-MixerWeights load_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape,
-                        bool injects);
+// `<prefix>norm`, `<prefix>down`, `<prefix>up` and `<prefix>inject`.
+MixerWeights load_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape);
+// In front of an output matrix: without `inject`, and on all ranks, which have rows of that matrix each.
+MixerWeights load_output_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape);
 
 struct MixedStreams {
   Tensor input;   // [rows, H], of the layer

@@ -110,8 +110,8 @@ class TextModel {
   }
   // One step of a draft by the block of multi-token prediction, which forward() keeps up with where it is loaded: its cache
   // is one of kv_shapes(), and the hidden state of a sequence's last token one of the records. rows: one for each
-  // sequence, of a drafted token. before [rows, H]: what predict() returned for the token before; no rows: forward() has
-  // seen it. Returns hidden states [rows, H] for predicted_head(), and for the next step.
+  // sequence, of a drafted token. before: what predict() returned for the token before; no rows: forward() has seen it.
+  // Returns hidden states [rows, as wide as the family keeps them] for predicted_head(), and for the next step.
   virtual Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
     (void)ops, (void)rows, (void)state, (void)before;
     return {};

@@ -37,6 +37,7 @@ struct MtpBlock {
   Linear projection;                         // [H, 2 H], of the embedding and one stream
   Block block;                               // attends
   MixerWeights output_mixer;
+  size_t hidden_record = 0;  // the last token's streams, among the model's records
 };
 
 struct Qwen4ExpHyperparameters {
@@ -60,17 +61,28 @@ class Qwen4Exp final : public TextModel {
   Tensor forward(Ops& ops, const Rows& rows, const ForwardState& state,
                  std::span<const int32_t> outputs) const override;
   void replay(Ops& ops, const Rows& rows, const ForwardState& state) const override;
+  bool can_predict() const override { return !mtp_.empty(); }
+  // Returns streams [rows, N].
+  Tensor predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const override;
+  Tensor predicted_head(Ops& ops, Tensor streams) const override;
   RowRange vocabulary() const override { return output_.rows; }
   Tensor head(Ops& ops, Tensor hidden) const override { return ops.linear(hidden, output_.matrix); }
   Tensor embed(Ops& ops, std::span<const int32_t> tokens) const override { return ops.embed(tokens, token_embd_); }
 
  private:
   Block load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const;
+  // Gives a block that attends its caches.
+  void add_caches(Block& block);
   MtpBlock load_mtp_block(const WeightLoader& weights, int32_t layer) const;
 
   // n [rows, H], mixed -> [rows, H].
   Tensor attention(Ops& ops, const Block& w, const Rows& rows, const ForwardState& state, Tensor n) const;
   void feed_forward(Ops& ops, const Block& w, Tensor x) const;
+  SparseAttentionState sparse_state(const Block& w, const ForwardState& state) const;
+  // What a block of multi-token prediction begins with: streams [rows, N], from those of the tokens before.
+  Tensor join(Ops& ops, const MtpBlock& w, std::span<const int32_t> tokens, Tensor before) const;
+  // Lets the block of multi-token prediction know of rows, whose streams are x [rows, N] after the last layer.
+  void follow_streams(Ops& ops, const Rows& rows, const ForwardState& state, Tensor x) const;
   NgramMemoryState ngram_memory_of(const ForwardState& state) const;
 
   Qwen4ExpHyperparameters hp_;
@@ -91,7 +103,7 @@ Qwen4Exp::Qwen4Exp(Qwen4ExpHyperparameters hyperparameters, const WeightLoader& 
     : hp_(std::move(hyperparameters)),
       eps_(hp_.common.rms_epsilon),
       token_embd_(weights.embedding("token_embd", hp_.common.hidden, hp_.common.vocab)),
-      output_mixer_(load_mixer(weights, "output_hc_", hp_.streams, false)),
+      output_mixer_(load_output_mixer(weights, "output_hc_", hp_.streams)),
       stages_(weights, hp_.common.layers),
       output_(load_output(weights, hp_.common)) {
   for (int32_t layer = 0; layer < hp_.common.layers; ++layer) {
@@ -101,9 +113,7 @@ Qwen4Exp::Qwen4Exp(Qwen4ExpHyperparameters hyperparameters, const WeightLoader& 
       block.memory = state_shapes_.size();
       for (const StateShape& shape : delta_net_state_shapes(*block.delta_net)) state_shapes_.push_back(shape);
     } else {
-      block.memory = kv_shapes_.size();
-      kv_shapes_.push_back(block.attention->attn.kv);
-      if (block.indexer) kv_shapes_.push_back(index_shape(hp_.indexer, *block.attention));
+      add_caches(block);
     }
     blocks_.push_back(std::move(block));
   }
@@ -114,12 +124,23 @@ Qwen4Exp::Qwen4Exp(Qwen4ExpHyperparameters hyperparameters, const WeightLoader& 
   }
   if (weights.load_mtp())
     for (int32_t i = 0; i < hp_.common.mtp_blocks; ++i) mtp_.push_back(load_mtp_block(weights, hp_.common.layers + i));
+  for (MtpBlock& mtp : mtp_) {
+    add_caches(mtp.block);
+    mtp.hidden_record = state_shapes_.size();
+    state_shapes_.push_back({hp_.streams.width()});
+  }
+}
+
+void Qwen4Exp::add_caches(Block& block) {
+  block.memory = kv_shapes_.size();
+  kv_shapes_.push_back(block.attention->attn.kv);
+  if (block.indexer) kv_shapes_.push_back(index_shape(hp_.indexer, *block.attention));
 }
 
 Block Qwen4Exp::load_block(const WeightLoader& weights, int32_t layer, bool is_recurrent) const {
   const std::string prefix = block_prefix(layer);
   Block block;
-  block.attn_mixer = load_mixer(weights, prefix + "hc_attn_", hp_.streams, true);
+  block.attn_mixer = load_mixer(weights, prefix + "hc_attn_", hp_.streams);
   if (is_recurrent) {
     block.delta_net = load_gated_delta_net(weights, hp_.common, hp_.delta, layer);
   } else {
@@ -127,7 +148,7 @@ Block Qwen4Exp::load_block(const WeightLoader& weights, int32_t layer, bool is_r
     if (hp_.indexer.has_indexer[static_cast<size_t>(layer)] != 0)
       block.indexer = load_indexer(weights, hp_.common, hp_.indexer, layer, *block.attention);
   }
-  block.ffn_mixer = load_mixer(weights, prefix + "hc_ffn_", hp_.streams, true);
+  block.ffn_mixer = load_mixer(weights, prefix + "hc_ffn_", hp_.streams);
   block.ffn = load_feed_forward(weights, hp_.common, layer);
   return block;
 }
@@ -140,7 +161,7 @@ MtpBlock Qwen4Exp::load_mtp_block(const WeightLoader& weights, int32_t layer) co
   mtp.hidden_norm = weights.vector(prefix + "hnorm.weight", hp_.streams.width());
   mtp.projection = weights.linear(prefix + "eh_proj", 2 * hidden, hidden);
   mtp.block = load_block(weights, layer, false);
-  mtp.output_mixer = load_mixer(weights, prefix + "hc_head_", hp_.streams, false);
+  mtp.output_mixer = load_output_mixer(weights, prefix + "hc_head_", hp_.streams);
   return mtp;
 }
 
@@ -178,6 +199,17 @@ Tensor Qwen4Exp::forward(Ops& ops, const Rows& rows, const ForwardState& state,
     mixed = mix_in(last);
     a = attention(ops, w, rows, state, mixed.input);
   }
+  if (!mtp_.empty()) {  // every row matters
+    if (stages_.has(last)) {
+      ops.add_to_streams(x, a, mixed.inject);
+      feed_forward(ops, w, x);
+    }
+    stages_.hand_over(ops, last, x);
+    follow_streams(ops, rows, state, x);
+    if (outputs.empty()) return {};
+    ops.narrow(outputs);
+    return mix(ops, ops.gather_rows(x, outputs), eps_, output_mixer_).input;
+  }
   if (outputs.empty()) return {};
   x = ops.gather_rows(x, outputs);  // [outputs, N]
   ops.narrow(outputs);
@@ -193,10 +225,12 @@ Tensor Qwen4Exp::forward(Ops& ops, const Rows& rows, const ForwardState& state,
 Tensor Qwen4Exp::attention(Ops& ops, const Block& w, const Rows& rows, const ForwardState& state, Tensor n) const {
   if (w.delta_net)
     return gated_delta_net(ops, n, rows, delta_net_state(state, w.memory), eps_, GateFunction::sigmoid, *w.delta_net);
-  const RopeTable& rope = state.ropes[0];
-  if (!w.indexer) return gated_attention(ops, n, rows, state.kv[w.memory], rope, eps_, *w.attention);
-  const SparseAttentionState memory{state.kv[w.memory], state.kv[w.memory + 1], rope, state.block_ropes[0]};
-  return sparse_gated_attention(ops, n, rows, memory, eps_, *w.attention, *w.indexer);
+  if (!w.indexer) return gated_attention(ops, n, rows, state.kv[w.memory], state.ropes[0], eps_, *w.attention);
+  return sparse_gated_attention(ops, n, rows, sparse_state(w, state), eps_, *w.attention, *w.indexer);
+}
+
+SparseAttentionState Qwen4Exp::sparse_state(const Block& w, const ForwardState& state) const {
+  return {state.kv[w.memory], state.kv[w.memory + 1], state.ropes[0], state.block_ropes[0]};
 }
 
 NgramMemoryState Qwen4Exp::ngram_memory_of(const ForwardState& state) const {
@@ -212,6 +246,50 @@ void Qwen4Exp::replay(Ops& ops, const Rows& rows, const ForwardState& state) con
   }
   const Ops::Scope scope(ops);
   if (memory_ && stages_.has(hp_.memory.layer)) replay_ngram_memory(ops, rows, ngram_memory_of(state), *memory_);
+  if (!mtp_.empty() && stages_.has_block_after())
+    ops.previous_rows(state.kept[mtp_[0].hidden_record][0], rows, state.states[mtp_[0].hidden_record]);
+}
+
+Tensor Qwen4Exp::join(Ops& ops, const MtpBlock& w, std::span<const int32_t> tokens, Tensor before) const {
+  const int32_t streams = hp_.streams.streams, rows = static_cast<int32_t>(tokens.size());
+  const auto apart = [&](Tensor x) { return Tensor{x.data, rows * streams, hp_.common.hidden}; };  // a row per stream
+  const Tensor e = ops.rms_norm(ops.embed(tokens, token_embd_), w.embedding_norm, eps_);
+  const Tensor h = ops.norm_streams(before, streams, w.hidden_norm, eps_);
+  const Tensor x = ops.linear(ops.concatenate(apart(ops.repeat_streams(e, streams)), apart(h)), w.projection);
+  return {x.data, rows, hp_.streams.width()};
+}
+
+// A row pairs its token with the streams of the token before it. Of the block only what it attends to is kept.
+void Qwen4Exp::follow_streams(Ops& ops, const Rows& rows, const ForwardState& state, Tensor x) const {
+  if (!stages_.has_block_after()) return;
+  const Ops::Scope scope(ops);
+  const MtpBlock& w = mtp_[0];
+  if (state.kept_rows > 0) state.kept[w.hidden_record].keep(ops, {x}, state.kept_rows);
+  const Tensor before = ops.previous_rows(x, rows, state.states[w.hidden_record]);
+  const Tensor n = mix(ops, join(ops, w, rows.tokens, before), eps_, w.block.attn_mixer).input;
+  if (w.block.indexer)
+    append_sparse_gated(ops, n, rows, sparse_state(w.block, state), eps_, *w.block.attention, *w.block.indexer);
+  else
+    append_gated(ops, n, rows, state.kv[w.block.memory], state.ropes[0], eps_, *w.block.attention);
+}
+
+Tensor Qwen4Exp::predict(Ops& ops, const Rows& rows, const ForwardState& state, Tensor before) const {
+  const MtpBlock& w = mtp_[0];
+  Tensor x = ops.create(rows.count(), hp_.streams.width());
+  if (stages_.has_block_after()) {
+    if (before.rows == 0)  // of each row's sequence, as forward() left it
+      before = ops.previous_rows(x, rows, state.states[w.hidden_record]);
+    x = join(ops, w, rows.tokens, before);
+    const auto [n, inject] = mix(ops, x, eps_, w.block.attn_mixer);
+    ops.add_to_streams(x, attention(ops, w.block, rows, state, n), inject);
+    feed_forward(ops, w.block, x);
+  }
+  stages_.hand_out_after(ops, x);
+  return x;
+}
+
+Tensor Qwen4Exp::predicted_head(Ops& ops, Tensor streams) const {
+  return head(ops, mix(ops, streams, eps_, mtp_[0].output_mixer).input);
 }
 
 void Qwen4Exp::feed_forward(Ops& ops, const Block& w, Tensor x) const {

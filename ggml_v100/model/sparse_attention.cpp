@@ -65,6 +65,13 @@ KvShape index_shape(const IndexerHyperparameters& indexer, const GatedAttentionW
           .block = indexer.block};
 }
 
+void append_sparse_gated(Ops& ops, Tensor n, const Rows& rows, const SparseAttentionState& state, float eps,
+                         const GatedAttentionWeights& w, const IndexerWeights& indexer) {
+  if (w.attn.heads == 0) return;
+  ops.append_index(ops.linear(n, indexer.k), indexer.k_norm, eps, state.block_rope, rows, state.index);
+  append_gated(ops, n, rows, state.kv, state.rope, eps, w);
+}
+
 namespace {
 
 // [rows, Hq D]. This rank has heads.

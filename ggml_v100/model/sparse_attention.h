@@ -47,6 +47,10 @@ struct SparseAttentionState {
   const RopeTable& block_rope;
 };
 
+// Only the part that appends n [rows, H], normed, to the pages of both caches.
+void append_sparse_gated(Ops& ops, Tensor n, const Rows& rows, const SparseAttentionState& state, float eps,
+                         const GatedAttentionWeights& w, const IndexerWeights& indexer);
+
 // n [rows, H], normed -> [rows, H]. Appends to the pages of both caches.
 Tensor sparse_gated_attention(Ops& ops, Tensor n, const Rows& rows, const SparseAttentionState& state, float eps,
                               const GatedAttentionWeights& w, const IndexerWeights& indexer);

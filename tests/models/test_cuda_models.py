@@ -335,6 +335,24 @@ def test_drafted_texts_are_those_without_drafts(
     assert text == expected
 
 
+@pytest.mark.parametrize(
+    "placement",
+    [{"devices": ["CUDA0"]}, {"devices": ["CUDA0", "CUDA1"], "split_mode": "layer"}],
+    ids=str,
+)
+def test_drafts_of_a_model_of_several_streams_leave_its_text_as_it_is(
+    tmp_path: Path, placement: dict[str, Any]
+) -> None:
+    if len(placement["devices"]) > 1:
+        require_two_devices()
+    shape = TinyQwen4Exp(head_dim=64, n_layer=2, top_k=16, mtp=True)
+    path = write_tiny_qwen4exp(tmp_path / "predicting.gguf", shape, weight_type="f16")
+    prompt = random_tokens(50, seed=8)
+    expected = greedy_tokens(Engine(Model(path, **placement), n_ctx=512), prompt, 30)
+    engine = Engine(Model(path, **placement, load_mtp=True), n_ctx=512)
+    assert drafted_text(engine, "draft-mtp", prompt, 30)[0] == expected
+
+
 @pytest.mark.parametrize("split_mode", ["layer", "tensor"])
 def test_a_model_on_two_devices_or_a_device_and_a_cpu_has_the_logits_of_one(llama_path: Path, split_mode: str) -> None:
     require_two_devices()

@@ -23,6 +23,7 @@ from pyllama.server import constrained_draws
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
+from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 pytest.importorskip("pyllama._engine", reason="needs the native module")
 
@@ -40,6 +41,8 @@ def write(path: Path, architecture: str, **options: Any) -> Path:
         return write_tiny_llama(path, **options)
     if architecture.startswith("qwen35"):
         return write_tiny_hybrid(path, architecture, n_layer=5, attention_interval=3, n_mtp=1, **options)
+    if architecture == "qwen4exp":
+        return write_tiny_qwen4exp(path, TinyQwen4Exp(mtp=True), **options)
     return write_tiny_model(path, architecture, **options)
 
 
@@ -103,6 +106,7 @@ CASES = [
     *itertools.product(("llama", "qwen3", "qwen35", "qwen35moe"), ("ngrams", "same", "foreign", "both")),
     ("qwen35", "mtp"),
     ("qwen35moe", "mtp"),
+    ("qwen4exp", "mtp"),
 ]
 
 

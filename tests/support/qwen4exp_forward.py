@@ -92,21 +92,46 @@ class Qwen4ExpForward:
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """After each token, [tokens, vocabulary]."""
+        return self._head("output_hc_", self.final_streams(tokens))
+
+    def final_streams(self, tokens: Sequence[int]) -> Array:
+        """The residual streams after the last layer, [tokens, n, H]."""
         x = np.repeat(self.weight("token_embd.weight")[list(tokens)][:, None, :], self.n_streams, axis=1)
         for layer in range(self.n_layer):
             block = f"blk.{layer}."
             if layer in (self.key("ple.layers") or []):
                 x = x + self._memory(block, x, tokens)
-            recurrent = f"{block}ssm_a" in self._tensors
-            for part, function in (
-                ("attn", self._delta_net if recurrent else self._attention),
-                ("ffn", self._experts),
-            ):
-                mixed, normed = self._mix(f"{block}hc_{part}_", x)
-                inject = normed @ self.weight(f"{block}hc_{part}_inject.weight").T
-                x = x + 2 * sigmoid(inject / self.n_streams)[:, :, None] * function(block, mixed)[:, None, :]
-        hidden, _ = self._mix("output_hc_", x)
-        return hidden @ self.weight("output.weight").T
+            x = self._block(block, x)
+        return x
+
+    def predicted(self, tokens: Sequence[int], n: int) -> list[int]:
+        """What the block of multi-token prediction says follows `tokens`, of which the last is not in the trunk yet."""
+        block = f"blk.{self.n_layer}."
+        tokens = list(tokens)
+        before = np.concatenate([np.zeros((1, self.n_streams, self.width)), self.final_streams(tokens[:-1])])
+        hidden_norm = self.streams(self.weight(block + "nextn.hnorm.weight").reshape(-1))
+        drafted: list[int] = []
+        while len(drafted) < n:
+            embedded = self.weight("token_embd.weight")[tokens]
+            embedded = rms(embedded, self.weight(block + "nextn.enorm.weight").reshape(-1), self.epsilon)
+            embedded = np.repeat(embedded[:, None, :], self.n_streams, axis=1)
+            joined = np.concatenate([embedded, rms(before, hidden_norm, self.epsilon)], axis=2)
+            x = self._block(block, joined @ self.weight(block + "nextn.eh_proj.weight").T)
+            drafted.append(int(self._head(block + "nextn.hc_head_", x[-1:]).argmax()))
+            tokens.append(drafted[-1])
+            before = np.concatenate([before, x[-1:]])
+        return drafted
+
+    def _block(self, block: str, x: Array) -> Array:
+        recurrent = f"{block}ssm_a" in self._tensors
+        for part, function in (("attn", self._delta_net if recurrent else self._attention), ("ffn", self._experts)):
+            mixed, normed = self._mix(f"{block}hc_{part}_", x)
+            inject = normed @ self.weight(f"{block}hc_{part}_inject.weight").T
+            x = x + 2 * sigmoid(inject / self.n_streams)[:, :, None] * function(block, mixed)[:, None, :]
+        return x
+
+    def _head(self, mixer: str, x: Array) -> Array:
+        return self._mix(mixer, x)[0] @ self.weight("output.weight").T
 
     def _mix(self, prefix: str, x: Array) -> tuple[Array, Array]:
         """x [tokens, n, H] -> input of a layer [tokens, H], normalised streams [tokens, n H]."""

@@ -24,8 +24,9 @@ from support.tiny_eagle3 import write_tiny_eagle3
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 from support.tiny_models import write_tiny_model
+from support.tiny_qwen4exp import NgramMemory, TinyQwen4Exp, write_tiny_qwen4exp
 
-ARCHITECTURES = ("llama", "qwen3", "qwen35", "qwen35moe")
+ARCHITECTURES = ("llama", "qwen3", "qwen35", "qwen35moe", "qwen4exp")
 DRAFTERS = ("ngrams", "same", "foreign", "dflash", "dflash2", "dspark", "eagle3", "mtp")
 COMPARED = (
     *("tokens", "content", "stop_type", "stopping_word", "truncated", "tokens_predicted", "tokens_evaluated"),
@@ -70,8 +71,14 @@ def settings() -> list[Setting]:
         for weights in ("f32", "q8_0")
         for slots in (1, 4)
         for drafter in DRAFTERS
-        if drafter != "mtp" or architecture.startswith("qwen35")
+        if _fits(architecture, drafter)
     ]
+
+
+def _fits(architecture: str, drafter: str) -> bool:
+    if architecture == "qwen4exp":  # no drafters on its hidden states
+        return drafter in ("ngrams", "foreign", "mtp")
+    return drafter != "mtp" or architecture.startswith("qwen35")
 
 
 @dataclass(slots=True)
@@ -114,6 +121,9 @@ class Files:
         elif architecture.startswith("qwen35"):
             shape: dict[str, Any] = {"n_layer": 5, "attention_interval": 3, "n_mtp": 1}
             write_tiny_hybrid(path, architecture, weight_type=weights, **shape)
+        elif architecture == "qwen4exp":
+            memory = NgramMemory(heads=1, vocab_sizes=(101, 103))  # rows of 32 features, which Q8_0 can hold
+            write_tiny_qwen4exp(path, TinyQwen4Exp(mtp=True, memory=memory), weight_type=weights)
         else:
             write_tiny_model(path, architecture, n_layer=4, weight_type=weights)
         return speak_letters(path)

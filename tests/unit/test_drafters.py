@@ -17,9 +17,11 @@ import pytest
 from pyllama._engine import DraftOrder, Engine, Model, Sampler, Speculator, Work, speculation_types
 from pyllama.errors import InvalidArgument
 from support.logits import greedy_tokens
+from support.qwen4exp_forward import Qwen4ExpForward
 from support.qwen35_forward import Qwen35Forward
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
+from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 
 PAGE = 256
 
@@ -248,11 +250,18 @@ def test_drafts_that_are_drawn_come_with_what_they_were_drawn_from(engine: Engin
     assert speculator.draft([DraftOrder(0, 53, 4, 0.0, 7)])[0].proposals == []
 
 
-@pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe"])
+def write_predicting(path: Path, architecture: str, **options: Any) -> Path:
+    """A model of four layers and a block of multi-token prediction."""
+    if architecture == "qwen4exp":
+        return write_tiny_qwen4exp(path, TinyQwen4Exp(mtp=True, **options))
+    return write_tiny_hybrid(path, architecture, n_layer=4, n_mtp=1, **options)
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe", "qwen4exp"])
 def test_a_block_of_multi_token_prediction_drafts_the_same_however_its_text_came_in(
     tmp_path: Path, architecture: str
 ) -> None:
-    model = Model(write_tiny_hybrid(tmp_path / "mtp.gguf", architecture, n_layer=4, n_mtp=1), load_mtp=True)
+    model = Model(write_predicting(tmp_path / "mtp.gguf", architecture), load_mtp=True)
     text = random_text(40, 3, 200)
 
     def drafts(chunks: list[int], n_wrong: int = 0) -> tuple[list[int], list[int]]:
@@ -284,7 +293,7 @@ def test_a_block_of_multi_token_prediction_drafts_the_same_however_its_text_came
     model.close()
 
 
-def assert_predicts(path: Path, oracle: Qwen35Forward, n_texts: int, **options: Any) -> None:
+def assert_predicts(path: Path, oracle: Qwen35Forward | Qwen4ExpForward, n_texts: int, **options: Any) -> None:
     """The block of multi-token prediction of a model that is opened with `options` drafts what the oracle does."""
     model = Model(path, load_mtp=True, **options)
     engine = Engine(model, n_ctx=PAGE, n_threads=1, type_k="f32", type_v="f32")
@@ -303,6 +312,18 @@ def test_a_block_of_multi_token_prediction_drafts_what_its_definition_says(tmp_p
     oracle = Qwen35Forward(path)
     for isa in ("reference", "auto"):
         assert_predicts(path, oracle, n_texts=4, isa=isa)
+
+
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_a_block_behind_several_streams_drafts_what_its_definition_says(tmp_path: Path, is_sparse: bool) -> None:
+    shape: dict[str, Any] = {"top_k": 16} if is_sparse else {"top_k": 256}
+    path = write_predicting(tmp_path / "mtp.gguf", "qwen4exp", **shape)
+    oracle = Qwen4ExpForward(path)
+    for isa in ("reference", "auto"):
+        assert_predicts(path, oracle, n_texts=7, isa=isa)
+    if is_sparse:  # the texts are long enough for that to matter
+        text = random_text(36, 6, 200)
+        assert oracle.predicted(text, 5) != Qwen4ExpForward(path, dense=True).predicted(text, 5)
 
 
 CPUS = [f"CPU{i}" for i in range(3)]
@@ -328,3 +349,9 @@ def test_a_split_model_predicts_as_one_device_does(tmp_path: Path, split: dict[s
         metadata={"qwen35.attention.recurrent_layers": [True, True, True, False, False]},
     )
     assert_predicts(path, Qwen35Forward(path), n_texts=3, **split)
+
+
+@pytest.mark.parametrize("split", [*SPLITS[:4], {"devices": CPUS[:2], "device_layers": 3}], ids=str)
+def test_a_split_model_of_several_streams_predicts_as_one_device_does(tmp_path: Path, split: dict[str, Any]) -> None:
+    path = write_predicting(tmp_path / "mtp.gguf", "qwen4exp", top_k=16)
+    assert_predicts(path, Qwen4ExpForward(path), n_texts=6, **split)

@@ -18,10 +18,10 @@ from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+@pytest.fixture(scope="module", params=["qwen35-multimodal-tied", "qwen4exp"])
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A hybrid with its block of multi-token prediction, without it, and the block alone."""
-    folder = write_checkpoint(tmp_path_factory.mktemp("mtp") / "model", CONFIGS["qwen35-multimodal-tied"])
+    folder = write_checkpoint(tmp_path_factory.mktemp("mtp") / "model", CONFIGS[request.param])
     paths = {name: folder.parent / f"{name}.gguf" for name in ("whole", "without", "alone")}
     for name, more in (("whole", ()), ("without", ("--no-mtp",)), ("alone", ("--mtp",))):
         assert convert_program.run(folder, "--outtype", "f32", "--outfile", paths[name], *more) == 0
@@ -63,6 +63,7 @@ def test_the_types_of_a_drafts_file_and_the_model_go_together(converted: dict[st
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("converted", ["qwen35-multimodal-tied"], indirect=True)
 def test_blocks_of_another_model_are_refused(converted: dict[str, Path], tmp_path: Path) -> None:
     other = write_tiny_hybrid(tmp_path / "other.gguf", n_layer=5, n_mtp=1)
     for mtp_file, message in (

@@ -1,41 +1,44 @@
 #!/usr/bin/env python3
-"""What a drafter costs that never guesses right: the rate of a server with one against a server without speculation.
+"""What a drafter costs that never guesses right: the rate of a server with one against that of the same without it.
 
-    python scripts/bench/useless_drafter.py MODEL.gguf [--streams 1 4]
+    python scripts/bench/useless_drafter.py MODEL.gguf [--streams 1 4] [--rounds 4]
 
 The drafter is a tiny random model with the vocabulary of MODEL, written for the occasion, or looks up n-grams of texts
 that are drawn at a high temperature and do not repeat themselves. The server decides what pays (`--spec-adaptive`).
-Both servers run all the time, and their requests alternate. Output: a Markdown row per drafter and number of streams;
-the ratios are those of all requests, learning included: of the times, and of what the processor spent, which says more
-on a machine that others use. 0.95 must be reached.
+There is one server, in this process, whose drafter is taken away for every second round: two processes of the same
+program differ by up to ten percent for as long as they live. In a round each stream sends a request as soon as it has
+the answer to the one before. Output: a Markdown row per drafter and number of streams.
+The first ratio is that of all rounds, what is learned at the beginning included, the second the median of the pairs of
+rounds; "nothing" is no drafter, for a comparison. 0.95 must be reached.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/server"))
+
+from engine_server import EngineServer
+
 from pyllama._engine import GgufFile
 from pyllama.gguf import GgufWriter, KeyValue, TensorSpec
 
 KINDS = {
+    "nothing": (),
     "draft model": ("--spec-type", "draft-simple", "--spec-draft-n-max", "7"),
     "n-grams": ("--spec-type", "ngram-simple,ngram-mod,ngram-cache", "--spec-ngram-simple-size-n", "2"),
 }
 HIDDEN = 64
+REQUESTS = 6  # of a stream in a round
 
 
 def write_drafter(path: Path, model: Path) -> None:
@@ -61,85 +64,71 @@ def write_drafter(path: Path, model: Path) -> None:
         writer.finish()
 
 
-class Server(NamedTuple):
-    address: str
-    pid: int
+class Rounds(NamedTuple):
+    """Seconds of each round without and with the drafter, and what became of its drafts."""
 
-    def processor_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@contextlib.contextmanager
-def running(model: Path, n_threads: int, n_slots: int, *arguments: str) -> Iterator[Server]:
-    """On a free port."""
-    command = [sys.executable, "-P", "-m", "pyllama.server", "-m", str(model), "--port", "0", "-t", str(n_threads)]
-    command += ["-np", str(n_slots), "-c", str(2048 * n_slots), *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        for line in process.stdout:
-            if "listening on http" in line:
-                break
-        else:
-            raise RuntimeError(f"the server left with status {process.wait()}")
-        # Nobody reads what it says later: the pipe must not fill up.
-        with ThreadPoolExecutor(1) as reader:
-            reader.submit(lambda: [None for _ in process.stdout])
-            yield Server(line.split("listening on ")[1].split()[0], process.pid)
-            process.terminate()
-    finally:
-        process.terminate()
-        process.wait(30)
+    without: list[float]
+    drafting: list[float]
+    n_drafted: int
+    n_accepted: int
 
 
-def complete(address: str, prompt: str, seed: int, n_tokens: int) -> dict[str, float]:
-    body = {"prompt": prompt, "n_predict": n_tokens, "temperature": 1.5, "seed": seed, "ignore_eos": True}
-    request = urllib.request.Request(
-        address + "/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=600) as response:
-        return json.load(response)["timings"]
+def complete(server: EngineServer, prompt: str, seed: int, n_tokens: int) -> dict[str, float]:
+    return server.complete(prompt, n_predict=n_tokens, temperature=1.5, seed=seed)["timings"]
 
 
-def seconds_of_round(address: str, index: int, n_streams: int, n_tokens: int) -> tuple[float, int, int]:
-    """All streams at once; what was drafted and stood."""
+def seconds_of_round(
+    server: EngineServer, index: int, n_streams: int, n_tokens: int, n_requests: int = REQUESTS
+) -> tuple[float, int, int]:
+    """n_requests of each stream, all streams at once; what was drafted and stood."""
     started = time.perf_counter()
     with ThreadPoolExecutor(n_streams) as clients:
         timings = list(
             clients.map(
-                lambda stream: complete(address, f"Story {index} of {stream}: Once", 100 * index + stream, n_tokens),
-                range(n_streams),
+                lambda i: complete(server, f"Story {index} of {i}: Once", 100 * index + i, n_tokens),
+                range(n_streams * n_requests),
             )
         )
     drafted, accepted = (sum(int(t.get(name, 0)) for t in timings) for name in ("draft_n", "draft_n_accepted"))
     return time.perf_counter() - started, drafted, accepted
 
 
-def measure(servers: tuple[Server, Server], n_rounds: int, n_streams: int, n_tokens: int) -> str:
-    totals, counts = [0.0, 0.0], [0, 0]
-    for server in servers:
-        seconds_of_round(server.address, 0, n_streams, 16)  # warm
-    spent = [-server.processor_seconds() for server in servers]
+def measure(server: EngineServer, n_rounds: int, n_streams: int, n_tokens: int) -> Rounds:
+    loop = server.state.loaded.engine_loop
+    speculation = loop._speculation
+    seconds: tuple[list[float], list[float]] = ([], [])
+    counts = [0, 0]
+    loop._speculation = None
+    seconds_of_round(server, 0, n_streams, 16, 1)  # warm
     for index in range(1, n_rounds + 1):
-        for side in (0, 1) if index % 2 else (1, 0):
-            seconds, drafted, accepted = seconds_of_round(servers[side].address, index, n_streams, n_tokens)
-            totals[side] += seconds
-            counts = [counts[0] + drafted, counts[1] + accepted]
-    spent = [before + server.processor_seconds() for before, server in zip(spent, servers, strict=True)]
-    rates = [n_rounds * n_streams * n_tokens / total for total in totals]
-    ratios = f"{rates[1] / rates[0]:.3f} | {spent[0] / spent[1]:.3f}"
-    return f"{rates[0]:.1f} | {rates[1]:.1f} | {ratios} | {counts[1]} of {counts[0]}"
+        for side in (0, 1) if index % 2 else (1, 0):  # nothing is computed between rounds
+            loop._speculation = speculation if side else None
+            elapsed, *found = seconds_of_round(server, index, n_streams, n_tokens)
+            seconds[side].append(elapsed)
+            counts = [count + more for count, more in zip(counts, found, strict=True)]
+    loop._speculation = speculation
+    return Rounds(*seconds, *counts)
+
+
+def row(rounds: Rounds, n_tokens: int) -> str:
+    rates = [n_tokens * len(seconds) / sum(seconds) for seconds in (rounds.without, rounds.drafting)]
+    pairs = [without / drafting for without, drafting in zip(rounds.without, rounds.drafting, strict=True)]
+    return (
+        f"{rates[0]:.1f} | {rates[1]:.1f} | {rates[1] / rates[0]:.3f} | {statistics.median(pairs):.3f} "
+        f"| {rounds.n_accepted} of {rounds.n_drafted}"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("-n", "--n-generate", type=int, default=128)
     parser.add_argument("-t", "--threads", type=int, default=1)
     arguments = parser.parse_args()
-    print("| drafter | streams | tokens/s without | with | ratio | of processor time | stood |")
+    n_tokens = REQUESTS * arguments.n_generate  # of a stream in a round
+    print("| drafter | streams | tokens/s without | with | ratio | of pairs | stood |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         drafter = Path(folder) / "drafter.gguf"
@@ -147,10 +136,13 @@ def main() -> int:
         for kind, options in KINDS.items():
             more = ("--spec-draft-model", str(drafter)) if kind == "draft model" else ()
             for n_streams in arguments.streams:
-                common = (arguments.model, arguments.threads, n_streams)
-                with running(*common) as plain, running(*common, *options, *more) as drafting:
-                    row = measure((plain, drafting), arguments.rounds, n_streams, arguments.n_generate)
-                print(f"| {kind} | {n_streams} | {row} |", flush=True)
+                sizes = ("-t", str(arguments.threads), "-np", str(n_streams), "-c", str(2048 * n_streams))
+                server = EngineServer(arguments.model, *sizes, *options, *more)
+                try:
+                    rounds = measure(server, arguments.rounds, n_streams, arguments.n_generate)
+                finally:
+                    server.close()
+                print(f"| {kind} | {n_streams} | {row(rounds, n_streams * n_tokens)} |", flush=True)
     return 0
 
 

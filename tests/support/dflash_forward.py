@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from support.qwen35_forward import Array, silu, softmax
+from support.decoded_file import Array, read_decoded
+from support.qwen35_forward import silu, softmax
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,7 @@ class DFlashForward:
     """A drafter beside its target's embeddings [V, E] and output matrix [V, E]. Raises ValueError for other files."""
 
     def __init__(self, path: Path, embeddings: Array, head: Array) -> None:
-        reader = gguf.GGUFReader(path, "r")
-        if (architecture := reader.fields["general.architecture"].contents()) != "dflash":
-            raise ValueError(f"{path} is of architecture {architecture}")
-        self.weights: dict[str, Array] = {
-            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
-            if tensor.tensor_type != gguf.GGMLQuantizationType.I64
-            else tensor.data
-            for tensor in reader.tensors
-        }
-        self.keys: dict[str, Any] = {
-            name.removeprefix("dflash."): field.contents() for name, field in reader.fields.items()
-        }
+        self.weights, self.keys = read_decoded(path, "dflash")
         self.epsilon: float = self.keys["attention.layer_norm_rms_epsilon"]
         self.n_layers: int = self.keys["block_count"]
         self.head_dim: int = self.keys["attention.key_length"]

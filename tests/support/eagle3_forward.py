@@ -8,28 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 
-from support.qwen35_forward import Array, silu, softmax
+from support.decoded_file import Array, read_decoded
+from support.qwen35_forward import silu, softmax
 
 
 class Eagle3Forward:
     """A drafter beside its target's embeddings [V, E] and output matrix [V, E]."""
 
     def __init__(self, path: Path, embeddings: Array, head: Array) -> None:
-        reader = gguf.GGUFReader(path, "r")
-        self.weights: dict[str, Array] = {
-            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
-            if tensor.tensor_type != gguf.GGMLQuantizationType.I64
-            else tensor.data
-            for tensor in reader.tensors
-        }
-        self.keys: dict[str, Any] = {
-            name.removeprefix("eagle3."): field.contents() for name, field in reader.fields.items()
-        }
+        self.weights, self.keys = read_decoded(path, "eagle3")
         self.epsilon: float = self.keys["attention.layer_norm_rms_epsilon"]
         self.head_dim: int = self.keys["attention.key_length"]
         self.embeddings = self.weights.get("token_embd.weight", embeddings)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from support.decoded_file import Array, read_decoded
 
 
 def sigmoid(x: Array) -> Array:
@@ -36,17 +34,7 @@ class Qwen35Forward:
     architectures: tuple[str, ...] = ("qwen35", "qwen35moe")
 
     def __init__(self, path: Path) -> None:
-        reader = gguf.GGUFReader(path, "r")
-        architecture = reader.fields["general.architecture"].contents()
-        if architecture not in self.architectures:
-            raise ValueError(f"{path} is of architecture {architecture}")
-        self.weights: dict[str, Array] = {
-            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
-            for tensor in reader.tensors
-        }
-        self.keys: dict[str, Any] = {
-            name.removeprefix(f"{architecture}."): field.contents() for name, field in reader.fields.items()
-        }
+        self.weights, self.keys = read_decoded(path, *self.architectures)
         if self.keys.get("rope.scaling.type", "none") != "none":
             raise ValueError(f"{path} scales its rotary positions")
         self.epsilon: float = self.keys["attention.layer_norm_rms_epsilon"]

@@ -85,7 +85,8 @@ def drafted(
             if not n_left:
                 continue
             tokens = [output.token for output in expected]
-            draft = planted(rng, tokens, len(found[seq_id]), model.n_vocab, min(15, n_left - 1)) if found[seq_id] else []
+            at = len(found[seq_id])
+            draft = planted(rng, tokens, at, model.n_vocab, min(15, n_left - 1)) if at > 0 else []
             n_probs = len(expected[0].top)
             work.append(Work(seq_id, pending[seq_id], samplers[seq_id], n_probs, draft=draft))
         for output in engine.step(work):

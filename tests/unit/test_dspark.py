@@ -15,9 +15,10 @@ import pytest
 from pyllama import InvalidArgument, Llama, ModelError
 from pyllama._engine import BlockDraft, DraftOrder, Engine, Model, Speculator, Work
 from pyllama.speculation import SpeculationOptions
+from support.decoded_file import Array
 from support.dflash_forward import DFlashForward, MarkovChain, tapped_inputs
 from support.draft_rounds import drafted, undrafted
-from support.qwen35_forward import Array, Qwen35Forward
+from support.qwen35_forward import Qwen35Forward
 from support.tiny_dflash import write_tiny_dflash
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama

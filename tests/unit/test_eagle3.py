@@ -14,11 +14,12 @@ import pytest
 from pyllama import InvalidArgument, Llama, ModelError
 from pyllama._engine import Draft, DraftOrder, Engine, MemoryNeeds, Model, Sampler, Speculator, Work
 from pyllama.speculation import SpeculationOptions
+from support.decoded_file import Array
 from support.dflash_forward import tapped_inputs
 from support.draft_rounds import drafted, undrafted
 from support.eagle3_forward import Eagle3Forward
 from support.llama_forward import linear_inputs
-from support.qwen35_forward import Array, Qwen35Forward
+from support.qwen35_forward import Qwen35Forward
 from support.tiny_eagle3 import write_tiny_eagle3
 from support.tiny_hybrid import write_tiny_hybrid
 from support.tiny_llama import write_tiny_llama

@@ -16,6 +16,8 @@
 // Every codec has
 //   kValues, kBytes        of a block in the file; kUnits of a record
 //   kHeadBytes, kUnitBytes of a record: unit i begins at kHeadBytes + i * kUnitBytes
+//   kLaneBytes             16 where head and unit begin with 16 bytes per lane, else 0: what lies between the pointers that
+//                          neighbouring lanes pass to load_header and load_unit. A loop needs no sum for those bytes then
 //   Header, load_header    what the record's head says to a lane
 //   Unit, load_unit        a unit's bytes of a lane
 //   begin_block, end_unit  what a lane does with the header before a block's first unit and after each: units are decoded in
@@ -130,6 +132,7 @@ __device__ __forceinline__ void put_two_bits(uint8_t* to, const CodeOf& code) {
 struct NoHeader {};
 // Of codecs whose header stays as it was loaded.
 struct SteadyHeader {
+  static constexpr int kLaneBytes = 0;  // unless a codec says otherwise
   template <class Header>
   static __device__ __forceinline__ void begin_block(Header&) {}
   template <class Header>
@@ -173,7 +176,7 @@ template <bool kMinimum, bool kFifthBit>
 struct SmallBlocks : SteadyHeader {
   static constexpr int kScaleBytes = kMinimum ? 4 : 2;
   static constexpr int kValues = 32, kBytes = kScaleBytes + (kFifthBit ? 4 : 0) + 16;
-  static constexpr int kUnits = 1, kHeadBytes = 0, kUnitBytes = 32 * kBytes;
+  static constexpr int kUnits = 1, kHeadBytes = 0, kUnitBytes = 32 * kBytes, kLaneBytes = 16;
   static constexpr int kOffset = kMinimum ? 0 : kFifthBit ? 16 : 8;
   using Header = NoHeader;
   struct Unit {
@@ -184,10 +187,10 @@ struct SmallBlocks : SteadyHeader {
   static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
   static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
     Unit unit;
-    unit.codes = stream_16(at + 16 * lane);
-    unit.fifth = kFifthBit ? stream_4(at + 512 + 4 * lane) : 0;
-    const uint8_t* scales = at + (kFifthBit ? 640 : 512);
-    unit.scale = kMinimum ? stream_4(scales + 4 * lane) : stream_2(scales + 2 * lane);
+    unit.codes = stream_16(at);
+    unit.fifth = kFifthBit ? stream_4(at + static_cast<uint32_t>(512 - 12 * lane)) : 0;
+    const uint8_t* scales = at + static_cast<uint32_t>((kFifthBit ? 640 : 512) - (16 - kScaleBytes) * lane);
+    unit.scale = kMinimum ? stream_4(scales) : stream_2(scales);
     return unit;
   }
   template <int g>
@@ -408,15 +411,16 @@ using TQ2_0 = TwoBitBlocks<true>;
 // Values as they are. BF16 becomes this when a model is loaded (repack.cu). 32 values are a block.
 struct F16 : SteadyHeader {
   static constexpr int kValues = 32, kBytes = 64, kUnits = 1, kHeadBytes = 0, kUnitBytes = 32 * kBytes;
+  static constexpr int kLaneBytes = 16;
   using Header = NoHeader;
   struct Unit {
     uint4 values[4];
   };
   static __device__ __forceinline__ Header load_header(const uint8_t*, int) { return {}; }
-  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
+  static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int) {
     Unit unit;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) unit.values[i] = stream_16(at + 512 * i + 16 * lane);
+    for (int i = 0; i < 4; ++i) unit.values[i] = stream_16(at + 512 * i);
     return unit;
   }
   template <int g>
@@ -434,38 +438,41 @@ struct F16 : SteadyHeader {
 
 // Q4_K, Q5_K: d, dmin [f16], 12 bytes of 6-bit scales and minima, then 32 bytes of fifth bits (Q5_K), 128 bytes of nibbles:
 // unit 2i in the low and 2i + 1 in the high nibbles of bytes 32i... Value d * scale * q - dmin * min.
-// The record's head has 16 bytes per lane: d and dmin, then three words. Word i has in its low half the scales of units 2i and
-// 2i + 1, six bits each, in its high half their minima; the upper four bits of the halves are those of units 6 and 7, word 0's
-// the lowest. So scale and minimum become a pair of halves at once, and one multiplication applies d and dmin.
+// The record's head has a block's first 16 bytes per lane, as in the file: d and dmin, a word of scales and one of minima of
+// units 0 to 3, a byte each with upper bits of units 4 to 7 above the six, and a word of those units' lower four bits. So a
+// byte permutation takes scale and minimum of a unit at once, to the places of a pair of halves, and one multiplication
+// applies d and dmin.
 template <bool kFifthBit>
 struct KBlocks {
   static constexpr int kValues = 256, kBytes = kFifthBit ? 176 : 144, kUnits = 8;
-  static constexpr int kHeadBytes = 512, kUnitBytes = kFifthBit ? 640 : 512;
+  static constexpr int kHeadBytes = 512, kUnitBytes = kFifthBit ? 640 : 512, kLaneBytes = 16;
   struct Header {
-    uint32_t d;       // d, dmin
-    uint32_t six[4];  // of two units each; the first is the next to be decoded
+    uint32_t d;               // d, dmin
+    uint32_t scales, minima;  // of units 0 to 3; of units 4 to 7 the other way round
+    uint32_t lower;           // of units 4 to 7
   };
   struct Unit {
     uint4 codes;
     uint32_t fifth;
   };
-  static __device__ __forceinline__ Header load_header(const uint8_t* record, int lane) {
-    const uint4 head = stream_16(record + 16 * lane);
-    return {head.x, {head.y, head.z, head.w, 0}};
+  static __device__ __forceinline__ Header load_header(const uint8_t* record, int) {
+    const uint4 head = stream_16(record);
+    return {head.x, head.y, head.z, head.w};
   }
-  static __device__ __forceinline__ void begin_block(Header& header) {
-    header.six[3] = and_or<0x000f000fu>(header.six[0] >> 12,
-                                        and_or<0x00f000f0u>(header.six[1] >> 8, header.six[2] >> 4 & 0x0f000f00u));
-  }
+  static __device__ __forceinline__ void begin_block(Header&) {}
   static __device__ __forceinline__ void end_unit(Header& header, int index) {
-    if (index % 2 == 1) header.six[0] = header.six[1], header.six[1] = header.six[2], header.six[2] = header.six[3];
+    if (index != 3) return;
+    const uint32_t scales = header.scales;
+    header.scales = and_or<0x30303030u>(header.minima >> 2, header.lower >> 4 & 0x0f0f0f0fu);
+    header.minima = and_or<0x30303030u>(scales >> 2, header.lower & 0x0f0f0f0fu);
   }
   static __device__ __forceinline__ Unit load_unit(const uint8_t* at, int lane) {
-    return {stream_16(at + 16 * lane), kFifthBit ? stream_4(at + 512 + 4 * lane) : 0};
+    return {stream_16(at), kFifthBit ? stream_4(at + static_cast<uint32_t>(512 - 12 * lane)) : 0};
   }
   template <int g>
   static __device__ __forceinline__ void decode(const Header& header, const Unit& unit, int index, uint32_t (&w)[8]) {
-    const uint32_t six = and_or<0x003f003fu>(index % 2 == 1 ? header.six[0] >> 6 : header.six[0], kMagic);
+    const uint32_t place = static_cast<uint32_t>(index << 8 | index) ^ 0x0400u;
+    const uint32_t six = and_or<0x003f003fu>(__byte_perm(header.scales, header.minima, place), kMagic);
     const __half2 scales = __hmul2(as_half2(header.d), __hsub2(as_half2(six), as_half2(kMagic)));
     const __half2 d = __low2half2(scales), m = __hneg2(__high2half2(scales));
     const uint32_t words[2] = {g == 0 ? unit.codes.x : unit.codes.z, g == 0 ? unit.codes.y : unit.codes.w};
@@ -477,20 +484,9 @@ struct KBlocks {
     });
   }
   static __device__ void pack(const uint8_t* block, uint8_t* record, int lane) {
-    const uint8_t* packed = block + 4;
     const uint8_t* high = block + 16;
     const uint8_t* codes = block + (kFifthBit ? 48 : 16);
-    const auto scale_and_min = [&](int u) {
-      const int i = u % 4;
-      const uint32_t scale = u < 4 ? packed[i] & 63u : (packed[i + 8] & 15u) | (packed[i] >> 6) << 4;
-      const uint32_t min = u < 4 ? packed[i + 4] & 63u : packed[i + 8] >> 4 | (packed[i + 4] >> 6) << 4;
-      return scale | min << 16;
-    };
-    put_4(record + 16 * lane, get_4(block));
-    const uint32_t last = scale_and_min(6) | scale_and_min(7) << 6;
-    for (int i = 0; i < 3; ++i)
-      put_4(record + 16 * lane + 4 + 4 * i,
-            scale_and_min(2 * i) | scale_and_min(2 * i + 1) << 6 | (last >> 4 * i & 0x000f000fu) << 12);
+    for (int i = 0; i < 16; i += 4) put_4(record + 16 * lane + i, get_4(block + i));
     for (int u = 0; u < 8; ++u) {
       uint8_t* at = record + kHeadBytes + kUnitBytes * u;
       put_nibbles(at + 16 * lane, [&](int k) { return static_cast<uint32_t>(codes[32 * (u / 2) + k]) >> 4 * (u % 2); });

@@ -17,8 +17,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) embed(EmbedParams p) {
   const int row = static_cast<int>(blockIdx.x), token = p.tokens[row];
   constexpr int64_t kRecord = 32 * Codec::kBytes;
   const int64_t tile_bytes = p.features / Codec::kValues * kRecord;
-  const uint8_t* record = p.table + token / kTileColumns * tile_bytes + unit / Codec::kUnits * kRecord;
   const int lane = lane_of_column(token % kTileColumns);
+  const uint8_t* record =
+      p.table + token / kTileColumns * tile_bytes + unit / Codec::kUnits * kRecord + Codec::kLaneBytes * lane;
   const int index = unit % Codec::kUnits;
   typename Codec::Header header = Codec::load_header(record, lane);
   const typename Codec::Unit codes = Codec::load_unit(record + Codec::kHeadBytes + index * Codec::kUnitBytes, lane);

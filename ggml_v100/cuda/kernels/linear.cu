@@ -9,10 +9,10 @@
 // Bound     DRAM: N * K / block * block_bytes. Per unit and warp Q8_0 moves 1088 B = 592 cycles of a sub-partition's share
 //           of 900 GB/s at 1.53 GHz; the tensor cores need 64 cycles per 8 rows, so up to 64 rows fit.
 // Budget    rows8              256 threads, <= 80 registers, 8224 B shared, <= 8 B stack
-// Budget    rows32             256 threads, <= 172 registers, 16424 B shared, <= 112 B stack
-// Budget    gated_rows32       256 threads, <= 172 registers, 16424 B shared, <= 112 B stack
-// Budget    rows64             256 threads, <= 255 registers, 16424 B shared, <= 136 B stack
-// Budget    gated_rows64       256 threads, <= 255 registers, 16424 B shared, <= 136 B stack
+// Budget    rows32             256 threads, <= 172 registers, 16424 B shared, <= 32 B stack
+// Budget    gated_rows32       256 threads, <= 172 registers, 16424 B shared, <= 32 B stack
+// Budget    rows64             256 threads, <= 255 registers, 16424 B shared, <= 8 B stack
+// Budget    gated_rows64       256 threads, <= 255 registers, 16424 B shared, <= 8 B stack
 // Budget    *                  256 threads, <= 128 registers, 16424 B shared, <= 24 B stack
 // Numerics  Weights are decoded to f16 (codecs.cuh), products are exact, sums f32: k ascending within a warp's part, then the
 //           8 parts in order. All kernels of a codec cut K alike, so a row has the same bits with 1 row as with 64.
@@ -43,7 +43,9 @@ __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_
   static_assert(Codec::kUnits == 1 || Codec::kUnits % (2 * kStage) == 0,
                 "two rounds lie within a block, or blocks are units");
   static_assert(kTakeTurns || kStage == 1, "the next unit takes the place of this one");
-  constexpr int kOctet = kTiles * kTileRows * 8;  // 8 values of all rows in the panel
+  static_assert((Codec::kUnits & (Codec::kUnits - 1)) == 0, "an index in a block is made of low bits");
+  constexpr int kOctet = kTiles * kTileRows * 8;      // 8 values of all rows in the panel
+  constexpr int kLoop = kTakeTurns ? 2 * kStage : 1;  // units of an iteration; a block's are whole iterations
   const int lane = lane_id();
   int begin, end;
   part_of<Codec>(blocks, part, begin, end);
@@ -58,89 +60,108 @@ __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_
   struct Round {
     typename Codec::Unit unit[kColumns][kStage];
   };
-  const uint8_t* at[kColumns];  // what is loaded next
+  const uint8_t* at[kColumns];  // what was loaded last
 #pragma unroll
   for (int c = 0; c < kColumns; ++c)
-    at[c] = records[c] + static_cast<int64_t>(begin / Codec::kUnits) * (32 * Codec::kBytes);
+    at[c] = records[c] + static_cast<int64_t>(begin / Codec::kUnits) * (32 * Codec::kBytes) + Codec::kHeadBytes +
+            Codec::kLaneBytes * lane;
   typename Codec::Header header[kColumns];
-  const auto load_headers = [&](int behind) {  // `behind` bytes before what is loaded next
+  const auto load_headers = [&] {  // of the block whose first unit was loaded last
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) header[c] = Codec::load_header(at[c] - behind, lane);
+    for (int c = 0; c < kColumns; ++c) header[c] = Codec::load_header(at[c] - Codec::kHeadBytes, lane);
   };
-  const auto load = [&](Round& round, int first) {
+  const auto load = [&](Round& round, int left) {  // `left` units to be loaded, these among them
+    const bool has_more = kPrefetches && left > 1;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      // The bytes of a unit after the one that is loaded here: what is between this head and those of the next unit, too.
-      const bool has_more = kPrefetches && first + 2 < end;
-      const int ahead = lane * (Codec::kUnitBytes / 32) + Codec::kUnitBytes;
-      if (first % Codec::kUnits == 0) {
-        if (has_more && Codec::kHeadBytes > 0) prefetch(at[c] + ahead);
-        at[c] += Codec::kHeadBytes;
-      }
-      if (has_more) prefetch(at[c] + ahead);
 #pragma unroll
       for (int i = 0; i < kStage; ++i)
-        if (Codec::kUnits > 1 || i == 0 || first + i < end)
+        if (Codec::kUnits > 1 || i == 0 || i < left)
           round.unit[c][i] = Codec::load_unit(at[c] + i * Codec::kUnitBytes, lane);
-      at[c] += kStage * Codec::kUnitBytes;
+      // The unit after it, or the next block's head: no register is taken, and it has a round more to come.
+      if (has_more) prefetch(at[c] + (lane * (Codec::kUnitBytes / 32 - Codec::kLaneBytes) + Codec::kUnitBytes));
     }
+  };
+  // To the next round's bytes. The step is chosen, because a branch around the head costs more than two additions per tile.
+  const auto advance = [&](bool begins_block) {
+    const uint32_t step = kStage * Codec::kUnitBytes + (begins_block ? Codec::kHeadBytes : 0);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) at[c] += step;
   };
   // Lanes of rows that are not there read the last one: what they make of it is not stored, and a line is read for less.
   const int row = kTiles == 1 ? min(row_of_a(lane), rows - 1) : row_of_a(lane);
   const uint16_t* x = panel + static_cast<int64_t>(begin) * (kUnitValues / 8 * kOctet) + row * 8;
-  const auto compute = [&](Round& round, int first) {
-    if (first % Codec::kUnits == 0) {
+  // The units `offset` and on of the iteration that `rest` units follow. Parts end with a block, so the inverse of the index
+  // in the block is in the low bits: one counter, where first, end and index took three registers.
+  const auto compute = [&]<int offset>(Round& round, int rest) {
+    const int first_index = Codec::kUnits > 1 ? (~rest & (Codec::kUnits - kLoop)) + offset : 0;
+    if (offset == 0 && first_index == 0) {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) Codec::begin_block(header[c]);
     }
 #pragma unroll
     for (int i = 0; i < kStage; ++i) {
-      if (Codec::kUnits == 1 && i > 0 && first + i >= end) break;
-      const int index = kStage % 2 == 0 && Codec::kUnits > 1 ? first % Codec::kUnits + i : (first + i) % Codec::kUnits;
+      if (Codec::kUnits == 1 && i > 0 && offset + i - kLoop >= rest) break;
+      const int index = Codec::kUnits > 1 ? first_index + i : 0;
       for_each<2>([&]<int g>() {
         uint32_t w[kColumns][8];
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          Codec::template decode<g>(header[c], round.unit[c][i], index, w[c]);
-          if (g == 1) Codec::end_unit(header[c], index);
+        for (int c = 0; c < kColumns; ++c) Codec::template decode<g>(header[c], round.unit[c][i], index, w[c]);
+        if (g == 1) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) Codec::end_unit(header[c], index);
         }
-        if (!kTakeTurns && g == 1 && first + kStage < end) load(round, first + kStage);
-        // The header has said what it had to: the next block's takes its place. The round to come is that block's first.
-        if (Codec::kUnits > 1 && g == 1 && i == kStage - 1 && index == Codec::kUnits - 1 && first + kStage < end)
-          load_headers(Codec::kHeadBytes + kStage * Codec::kUnitBytes);
-#pragma unroll
-        for (int o = 0; o < 2; ++o)
-#pragma unroll
-          for (int t = 0; t < kTiles; ++t) {
-            const uint4 a = cached_16(x + (4 * i + 2 * g + o) * kOctet + t * (kTileRows * 8));
-#pragma unroll
-            for (int c = 0; c < kColumns; ++c) {
-              mma_8x32x4(sums[c][t], a.x, a.y, w[c][4 * o], w[c][4 * o + 1]);
-              mma_8x32x4(sums[c][t], a.z, a.w, w[c][4 * o + 2], w[c][4 * o + 3]);
-            }
+        if (!kTakeTurns && g == 1) {
+          const bool ends_block = Codec::kUnits > 1 && index == Codec::kUnits - 1;
+          advance(ends_block);
+          if (rest > 0) {
+            load(round, rest);
+            if (ends_block) load_headers();
           }
+        }
+        // The header has said what it had to: the next block's takes its place. The round to come is that block's first.
+        if (kTakeTurns && Codec::kUnits > 1 && g == 1 && i == kStage - 1 && index == Codec::kUnits - 1 && rest > 0)
+          load_headers();
+#pragma unroll
+        for (int p = 0; p < 2 * kTiles; ++p) {
+          // From 32 rows on the two octets of a tile of rows follow each other: fewer registers go to memory so.
+          const int t = kTakeTurns ? p % kTiles : p / 2, o = kTakeTurns ? p / kTiles : p % 2;
+          const uint4 a = cached_16(x + (4 * i + 2 * g + o) * kOctet + t * (kTileRows * 8));
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            mma_8x32x4(sums[c][t], a.x, a.y, w[c][4 * o], w[c][4 * o + 1]);
+            mma_8x32x4(sums[c][t], a.z, a.w, w[c][4 * o + 2], w[c][4 * o + 3]);
+          }
+        }
       });
     }
     x += kStage * (kUnitValues / 8) * kOctet;
   };
 
-  load_headers(0);
+  load_headers();
+  int rest = end - begin - kLoop;
   if constexpr (kTakeTurns) {
     Round even, odd;
-    load(even, begin);
+    load(even, rest + kLoop);
 #pragma unroll 1
-    for (int first = begin; first < end; first += 2 * kStage) {
-      const bool has_odd = Codec::kUnits > 1 || first + kStage < end;
-      if (has_odd) load(odd, first + kStage);
-      compute(even, first);
-      if (first + 2 * kStage < end) load(even, first + 2 * kStage);
-      if (has_odd) compute(odd, first + kStage);
+    for (;; rest -= kLoop) {
+      const bool has_odd = Codec::kUnits > 1 || rest > kStage - kLoop;
+      advance(false);
+      if (has_odd) load(odd, rest + kLoop - kStage);
+      compute.template operator()<0>(even, rest);
+      advance(Codec::kUnits > 1 && (rest & (Codec::kUnits - 1)) == 0);
+      if (rest > 0) load(even, rest);
+      if (has_odd) compute.template operator()<kStage>(odd, rest);
+      if (rest <= 0) break;
     }
   } else {
     Round round;
-    load(round, begin);
+    load(round, rest + kLoop);
 #pragma unroll 1
-    for (int first = begin; first < end; ++first) compute(round, first);
+    for (;; --rest) {
+      compute.template operator()<0>(round, rest);
+      if (rest <= 0) break;
+    }
   }
 }
 

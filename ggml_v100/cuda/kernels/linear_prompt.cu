@@ -66,7 +66,8 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
   const int my_job = kGated ? warp % 2 : job_of(p, my_tile);
   constexpr int64_t kRecord = 32 * Codec::kBytes;
   const uint8_t* weight = of_experts ? p.job[my_job].experts[item.expert].weight : p.job[my_job].weight;
-  const uint8_t* at = weight + (my_tile - p.job[my_job].first_tile) * (p.in_features / Codec::kValues * kRecord);
+  const uint8_t* at = weight + (my_tile - p.job[my_job].first_tile) * (p.in_features / Codec::kValues * kRecord) +
+                      Codec::kLaneBytes * lane;
   const uint4* input = reinterpret_cast<const uint4*>(p.panel) + first_row;
   if (of_experts) input += static_cast<int64_t>(blockIdx.y) * (p.in_features / 8) * Shape::kRows;
 

@@ -32,3 +32,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Device:
         kernels = str(tmp_path_factory.mktemp("kernels"))
         compile_kernels.compile_all(Path(kernels), os.cpu_count() or 1)
     return Card(Path(kernels) / "kernels.archive")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def current_device(device: Device) -> None:
+    """Files of other tests may have run in this process before."""
+    device.make_current()

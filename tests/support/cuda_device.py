@@ -99,12 +99,14 @@ class Array:
     def __init__(self, device: Device, shape: tuple[int, ...], dtype: Any) -> None:
         self.device, self.shape, self.dtype = device, shape, np.dtype(dtype)
         self.bytes = int(np.prod(shape)) * self.dtype.itemsize
+        self.address = 0
         address = ctypes.c_uint64()
         device.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(self.bytes, 1)))
         self.address = address.value
 
     def __del__(self) -> None:
-        self.device.library.cuMemFree_v2(ctypes.c_uint64(self.address))
+        if self.address != 0:
+            self.device.library.cuMemFree_v2(ctypes.c_uint64(self.address))
 
     def get(self) -> NDArray[Any]:
         """A copy on the host, after everything before it is done."""
@@ -130,8 +132,8 @@ class Device:
         handle, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(handle), 0)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
-        self.call("cuCtxSetCurrent", context)
-        self._handle = handle
+        self._handle, self._context = handle, context
+        self.make_current()
         name = ctypes.create_string_buffer(256)
         self.call("cuDeviceGetName", name, 255, handle)
         self.name = name.value.decode()
@@ -139,6 +141,10 @@ class Device:
         self.multiprocessors = self.attribute(MULTIPROCESSORS)
         self.stream: ctypes.c_void_p | None = None  # of the launches; None is the default stream
         self._modules: dict[str, ctypes.c_void_p] = {}
+
+    def make_current(self) -> None:
+        """In this thread: engines that were opened since have left the context of theirs, which may be gone."""
+        self.call("cuCtxSetCurrent", self._context)
 
     def call(self, function: str, *arguments: Any) -> None:
         status = getattr(self.library, function)(*arguments)

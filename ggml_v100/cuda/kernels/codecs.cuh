@@ -20,8 +20,7 @@
 //                          neighbouring lanes pass to load_header and load_unit. A loop needs no sum for those bytes then
 //   Header, load_header    what the record's head says to a lane
 //   Unit, load_unit        a unit's bytes of a lane
-//   begin_block, end_unit  what a lane does with the header before a block's first unit and after each: units are decoded in
-//                          order. Nothing, for most
+//   end_unit               what a lane does with the header after each unit: units are decoded in order. Nothing, for most
 //   decode<g>              the 16 values of half g of a unit, as w[8] pairs (k, k + 1): rounded once per operation below
 //   pack                   a row's block from the file into its lane's bytes of the record
 #pragma once
@@ -133,8 +132,6 @@ struct NoHeader {};
 // Of codecs whose header stays as it was loaded.
 struct SteadyHeader {
   static constexpr int kLaneBytes = 0;  // unless a codec says otherwise
-  template <class Header>
-  static __device__ __forceinline__ void begin_block(Header&) {}
   template <class Header>
   static __device__ __forceinline__ void end_unit(Header&, int) {}
 };
@@ -459,7 +456,6 @@ struct KBlocks {
     const uint4 head = stream_16(record);
     return {head.x, head.y, head.z, head.w};
   }
-  static __device__ __forceinline__ void begin_block(Header&) {}
   static __device__ __forceinline__ void end_unit(Header& header, int index) {
     if (index != 3) return;
     const uint32_t scales = header.scales;

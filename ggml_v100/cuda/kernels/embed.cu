@@ -23,7 +23,6 @@ extern "C" __global__ void __launch_bounds__(kThreads) embed(EmbedParams p) {
   const int index = unit % Codec::kUnits;
   typename Codec::Header header = Codec::load_header(record, lane);
   const typename Codec::Unit codes = Codec::load_unit(record + Codec::kHeadBytes + index * Codec::kUnitBytes, lane);
-  Codec::begin_block(header);
   for (int i = 0; i < index; ++i) Codec::end_unit(header, i);
   const float factor = __uint_as_float(static_cast<uint32_t>(127 + p.exponent) << 23);
   float2* y = reinterpret_cast<float2*>(p.y + static_cast<int64_t>(row) * p.features + unit * kUnitValues);

@@ -95,10 +95,6 @@ __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_
   // in the block is in the low bits: one counter, where first, end and index took three registers.
   const auto compute = [&]<int offset>(Round& round, int rest) {
     const int first_index = Codec::kUnits > 1 ? (~rest & (Codec::kUnits - kLoop)) + offset : 0;
-    if (offset == 0 && first_index == 0) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) Codec::begin_block(header[c]);
-    }
 #pragma unroll
     for (int i = 0; i < kStage; ++i) {
       if (Codec::kUnits == 1 && i > 0 && offset + i - kLoop >= rest) break;

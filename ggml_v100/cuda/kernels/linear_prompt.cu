@@ -94,7 +94,6 @@ __device__ __forceinline__ void linear_prompt(const LinearParams& p) {
     for (int i = 0; i < Shape::kInputs; ++i) to[static_cast<int>(threadIdx.x) + i * Shape::kThreads] = rows[i];
     to += kOctets * Shape::kRows + 32 * warp + lane;
     const int index = step % Codec::kUnits;
-    if (index == 0) Codec::begin_block(header);
     for_each<2>([&]<int g>() {
       uint32_t w[8];
       Codec::template decode<g>(header, unit, index, w);

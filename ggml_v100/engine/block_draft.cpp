@@ -157,8 +157,7 @@ std::vector<DraftLattice> Engine::draft_blocks(std::span<const BlockWork> work, 
     if (window_memory_ != nullptr) u.windowed_sequences.back().pages = window_memory_->pages(w.sequence);
     for (int32_t j = 0; j < block_rows; ++j) {
       u.tokens.push_back(j == 0 ? w.last : drafter->mask_token());
-      u.positions.push_back(n + j);
-      u.rope_positions.push_back(text_position(n + j));
+      u.place(n + j, 0);  // no block is completed: the target's caches are not written
       u.visible.push_back(drafter->visible(n, j, block_rows, false));
       u.windowed.push_back(drafter->visible(n, j, block_rows, true));
       if (j >= drafter->silent_rows()) u.outputs.push_back(row + j);

@@ -18,23 +18,34 @@ StreamsShape read_streams_shape(const Metadata& metadata, const Hyperparameters&
   return shape;
 }
 
-MixerWeights load_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape) {
+namespace {
+
+// All but `inject`; the matrices on all ranks, or where the layer of `prefix` is.
+MixerWeights load_without_inject(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape,
+                                 bool on_all_ranks) {
+  const auto matrix = [&](const char* name, int32_t in_features, int32_t out_features) {
+    return on_all_ranks
+               ? weights.linear_rows(prefix + name, in_features, out_features, std::array{RowRange{0, out_features}})
+               : weights.linear(prefix + name, in_features, out_features);
+  };
   MixerWeights w;
   w.streams = shape.streams;
   w.norm = weights.vector(prefix + "norm.weight", shape.width());
-  w.down = weights.linear(prefix + "down", shape.width(), shape.low_rank);
-  w.up = weights.linear(prefix + "up", shape.low_rank, shape.width());
+  w.down = matrix("down", shape.width(), shape.low_rank);
+  w.up = matrix("up", shape.low_rank, shape.width());
+  return w;
+}
+
+}  // namespace
+
+MixerWeights load_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape) {
+  MixerWeights w = load_without_inject(weights, prefix, shape, false);
   w.inject = weights.linear(prefix + "inject", shape.width(), shape.streams);
   return w;
 }
 
 MixerWeights load_output_mixer(const WeightLoader& weights, const std::string& prefix, const StreamsShape& shape) {
-  MixerWeights w;
-  w.streams = shape.streams;
-  w.norm = weights.vector(prefix + "norm.weight", shape.width());
-  w.down = weights.linear_rows(prefix + "down", shape.width(), shape.low_rank, std::array{RowRange{0, shape.low_rank}});
-  w.up = weights.linear_rows(prefix + "up", shape.low_rank, shape.width(), std::array{RowRange{0, shape.width()}});
-  return w;
+  return load_without_inject(weights, prefix, shape, true);
 }
 
 MixedStreams mix(Ops& ops, Tensor x, float eps, const MixerWeights& w) {

@@ -191,7 +191,7 @@ Tensor Qwen4Exp::forward(Ops& ops, const Rows& rows, const ForwardState& state,
     }
     stages_.hand_over(ops, layer, x);
   }
-  // Past the last layer's caches and states only the rows whose logits are wanted matter.
+  // Past the last layer's caches and states only the rows whose logits are wanted matter, or all where a block follows.
   const Block& w = blocks_[static_cast<size_t>(last)];
   MixedStreams mixed;
   Tensor a;
@@ -199,26 +199,27 @@ Tensor Qwen4Exp::forward(Ops& ops, const Rows& rows, const ForwardState& state,
     mixed = mix_in(last);
     a = attention(ops, w, rows, state, mixed.input);
   }
-  if (!mtp_.empty()) {  // every row matters
-    if (stages_.has(last)) {
-      ops.add_to_streams(x, a, mixed.inject);
-      feed_forward(ops, w, x);
-    }
-    stages_.hand_over(ops, last, x);
-    follow_streams(ops, rows, state, x);
-    if (outputs.empty()) return {};
+  const bool is_followed = !mtp_.empty();
+  const auto narrow_to_outputs = [&] {
+    x = ops.gather_rows(x, outputs);  // [outputs, N]
     ops.narrow(outputs);
-    return mix(ops, ops.gather_rows(x, outputs), eps_, output_mixer_).input;
+  };
+  if (!is_followed) {
+    if (outputs.empty()) return {};
+    narrow_to_outputs();
+    if (stages_.has(last)) a = ops.gather_rows(a, outputs), mixed.inject = ops.gather_rows(mixed.inject, outputs);
   }
-  if (outputs.empty()) return {};
-  x = ops.gather_rows(x, outputs);  // [outputs, N]
-  ops.narrow(outputs);
   if (stages_.has(last)) {
-    ops.add_to_streams(x, ops.gather_rows(a, outputs), ops.gather_rows(mixed.inject, outputs));
+    ops.add_to_streams(x, a, mixed.inject);
     feed_forward(ops, w, x);
     ops.tap("block_out", last, x);
   }
   stages_.hand_over(ops, last, x);
+  if (is_followed) {
+    follow_streams(ops, rows, state, x);
+    if (outputs.empty()) return {};
+    narrow_to_outputs();
+  }
   return mix(ops, x, eps_, output_mixer_).input;  // [outputs, H]
 }
 

@@ -6,7 +6,7 @@
 The drafter is a tiny random model with the vocabulary of MODEL, written for the occasion, or looks up n-grams of texts
 that are drawn at a high temperature and do not repeat themselves. The server decides what pays (`--spec-adaptive`).
 There is one server, in this process, whose drafter is taken away for every second round: two processes of the same
-program differ by up to ten percent for as long as they live. In a round each stream sends a request as soon as it has
+program differ by 3 to 16 percent for as long as they live. In a round each stream sends a request as soon as it has
 the answer to the one before. Output: a Markdown row per drafter and number of streams.
 The first ratio is that of all rounds, what is learned at the beginning included, the second the median of the pairs of
 rounds; "nothing" is no drafter, for a comparison. 0.95 must be reached.

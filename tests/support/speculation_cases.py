@@ -77,7 +77,7 @@ def settings() -> list[Setting]:
 
 def _fits(architecture: str, drafter: str) -> bool:
     if architecture == "qwen4exp":  # no drafters on its hidden states
-        return drafter in ("ngrams", "foreign", "mtp")
+        return drafter in ("ngrams", "same", "foreign", "mtp")
     return drafter != "mtp" or architecture.startswith("qwen35")
 
 

@@ -44,12 +44,14 @@ __device__ __forceinline__ int column_of_square_c(int lane, int i) {
 }
 
 // c += a * b^T for k = 4; sums in f32. Both products are this instruction: the lanes' operands make the difference. SM70.
-__device__ __forceinline__ void mma_8x32x4(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1) {
+// `turn` is for the stand-in: where each a meets several b and each b several a, the number of the one plus that of the other.
+__device__ __forceinline__ void mma_8x32x4(float (&c)[8], uint32_t a0, uint32_t a1, uint32_t b0, uint32_t b1,
+                                           [[maybe_unused]] int turn = -1) {
 #ifdef V100_BENCH_NO_MMA
-  // For timing the loads where the instruction is emulated: every operand is used, nothing is right. Two fused multiply-adds
-  // are the fewest instructions that take four operands.
-  c[0] = fmaf(__uint_as_float(a0), __uint_as_float(b0), c[0]);
-  c[1] = fmaf(__uint_as_float(a1), __uint_as_float(b1), c[1]);
+  // For timing the loads where the instruction is emulated; nothing is right. A multiply-add takes half of the operands. In
+  // turns one each uses all of a and b, so that nothing before it falls away; without turns it takes two.
+  if (turn < 0 || turn % 2 == 0) c[0] = fmaf(__uint_as_float(a0), __uint_as_float(b0), c[0]);
+  if (turn < 0 || turn % 2 == 1) c[1] = fmaf(__uint_as_float(a1), __uint_as_float(b1), c[1]);
 #elif defined(V100_EMULATED)
   emulated_cuda::mma_m8n8k4(c, a0, a1, b0, b1);
 #else

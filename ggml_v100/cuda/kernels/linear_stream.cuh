@@ -1,0 +1,149 @@
+// The loop of the streaming kernels: a warp multiplies tiles of 32 output features with up to 64 rows, over its part of K.
+#pragma once
+
+#include "codebook_codecs.cuh"
+#include "linear_shape.h"
+
+namespace v100::cuda {
+
+constexpr int kParts = kLinearThreads / kWarp;  // of K: 8
+
+// The units [begin, end) of a warp's part of K: whole blocks, as even as they go.
+template <class Codec>
+__device__ __forceinline__ void part_of(int blocks, int part, int& begin, int& end) {
+  begin = blocks * part / kParts * Codec::kUnits;
+  end = blocks * (part + 1) / kParts * Codec::kUnits;
+}
+
+// Sums of a warp's tiles over its part of K, kTiles times 8 rows. kStage units of each tile are loaded together: one group of
+// loads per round, because SM70 has six scoreboards, and a wait on one that activations and weights to come share waits for
+// both. For few rows two rounds take turns, one on its way while the other is computed. From 32 rows on registers are short and
+// half a unit's products take longer than a load: the next unit comes into the registers of the one just decoded.
+template <class Codec, int kTiles, int kColumns, int kStage>
+__device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns], int rows,
+                                             int blocks, int part, float (&sums)[kColumns][kTiles][8]) {
+  constexpr bool kTakeTurns = kTiles < 4;
+  constexpr bool kPrefetches = Codec::kUnits > 1 && kColumns > 1 && kTiles > 1;  // measured: it pays for these
+  static_assert(Codec::kUnits == 1 || Codec::kUnits % (2 * kStage) == 0,
+                "two rounds lie within a block, or blocks are units");
+  static_assert(kTakeTurns || kStage == 1, "the next unit takes the place of this one");
+  static_assert((Codec::kUnits & (Codec::kUnits - 1)) == 0, "an index in a block is made of low bits");
+  constexpr int kOctet = kTiles * kTileRows * 8;      // 8 values of all rows in the panel
+  constexpr int kLoop = kTakeTurns ? 2 * kStage : 1;  // units of an iteration; a block's are whole iterations
+  const int lane = lane_id();
+  int begin, end;
+  part_of<Codec>(blocks, part, begin, end);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sums[c][t][i] = 0.0f;
+  if (begin == end) return;
+
+  struct Round {
+    typename Codec::Unit unit[kColumns][kStage];
+  };
+  const uint8_t* at[kColumns];  // what was loaded last
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+    at[c] = records[c] + static_cast<int64_t>(begin / Codec::kUnits) * (32 * Codec::kBytes) + Codec::kHeadBytes +
+            Codec::kLaneBytes * lane;
+  typename Codec::Header header[kColumns];
+  const auto load_headers = [&] {  // of the block whose first unit was loaded last
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) header[c] = Codec::load_header(at[c] - Codec::kHeadBytes, lane);
+  };
+  const auto load = [&](Round& round, int left) {  // `left` units to be loaded, these among them
+    const bool has_more = kPrefetches && left > 1;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int i = 0; i < kStage; ++i)
+        if (Codec::kUnits > 1 || i == 0 || i < left)
+          round.unit[c][i] = Codec::load_unit(at[c] + i * Codec::kUnitBytes, lane);
+      // The unit after it, or the next block's head: no register is taken, and it has a round more to come.
+      if (has_more) prefetch(at[c] + (lane * (Codec::kUnitBytes / 32 - Codec::kLaneBytes) + Codec::kUnitBytes));
+    }
+  };
+  // To the next round's bytes. The step is chosen, because a branch around the head costs more than two additions per tile.
+  const auto advance = [&](bool begins_block) {
+    const uint32_t step = kStage * Codec::kUnitBytes + (begins_block ? Codec::kHeadBytes : 0);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) at[c] += step;
+  };
+  // Lanes of rows that are not there read the last one: what they make of it is not stored, and a line is read for less.
+  const int row = kTiles == 1 ? min(row_of_a(lane), rows - 1) : row_of_a(lane);
+  const uint16_t* x = panel + static_cast<int64_t>(begin) * (kUnitValues / 8 * kOctet) + row * 8;
+  // The units `offset` and on of the iteration that `rest` units follow. Parts end with a block, so the inverse of the index
+  // in the block is in the low bits: one counter, where first, end and index took three registers.
+  const auto compute = [&]<int offset>(Round& round, int rest) {
+    const int first_index = Codec::kUnits > 1 ? (~rest & (Codec::kUnits - kLoop)) + offset : 0;
+#pragma unroll
+    for (int i = 0; i < kStage; ++i) {
+      if (Codec::kUnits == 1 && i > 0 && offset + i - kLoop >= rest) break;
+      const int index = Codec::kUnits > 1 ? first_index + i : 0;
+      for_each<2>([&]<int g>() {
+        uint32_t w[kColumns][8];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) Codec::template decode<g>(header[c], round.unit[c][i], index, w[c]);
+        if (g == 1) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) Codec::end_unit(header[c], index);
+        }
+        if (!kTakeTurns && g == 1) {
+          const bool ends_block = Codec::kUnits > 1 && index == Codec::kUnits - 1;
+          advance(ends_block);
+          if (rest > 0) {
+            load(round, rest);
+            if (ends_block) load_headers();
+          }
+        }
+        // The header has said what it had to: the next block's takes its place. The round to come is that block's first.
+        if (kTakeTurns && Codec::kUnits > 1 && g == 1 && i == kStage - 1 && index == Codec::kUnits - 1 && rest > 0)
+          load_headers();
+#pragma unroll
+        for (int p = 0; p < 2 * kTiles; ++p) {
+          // From 32 rows on the two octets of a tile of rows follow each other: fewer registers go to memory so.
+          const int t = kTakeTurns ? p % kTiles : p / 2, o = kTakeTurns ? p / kTiles : p % 2;
+          const uint4 a = cached_16(x + (4 * i + 2 * g + o) * kOctet + t * (kTileRows * 8));
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) {
+            const int turn = kTiles > 1 && kColumns > 1 ? t + c : -1;
+            mma_8x32x4(sums[c][t], a.x, a.y, w[c][4 * o], w[c][4 * o + 1], turn);
+            mma_8x32x4(sums[c][t], a.z, a.w, w[c][4 * o + 2], w[c][4 * o + 3], turn);
+          }
+        }
+      });
+    }
+    x += kStage * (kUnitValues / 8) * kOctet;
+  };
+
+  load_headers();
+  int rest = end - begin - kLoop;
+  if constexpr (kTakeTurns) {
+    Round even, odd;
+    load(even, rest + kLoop);
+#pragma unroll 1
+    for (;; rest -= kLoop) {
+      const bool has_odd = Codec::kUnits > 1 || rest > kStage - kLoop;
+      advance(false);
+      if (has_odd) load(odd, rest + kLoop - kStage);
+      compute.template operator()<0>(even, rest);
+      advance(Codec::kUnits > 1 && (rest & (Codec::kUnits - 1)) == 0);
+      if (rest > 0) load(even, rest);
+      if (has_odd) compute.template operator()<kStage>(odd, rest);
+      if (rest <= 0) break;
+    }
+  } else {
+    Round round;
+    load(round, rest + kLoop);
+#pragma unroll 1
+    for (;; --rest) {
+      compute.template operator()<0>(round, rest);
+      if (rest <= 0) break;
+    }
+  }
+}
+
+}  // namespace v100::cuda

@@ -206,7 +206,7 @@ class CpuOps final : public HostOps {
     return y;
   }
 
-  void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
+  Tensor norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
     for_rows(x.rows, x.features, [&](int32_t r) {
       for (int32_t at = 0; at < x.features; at += w.size)
         kernels_.rms_norm(x.row(r) + at, w.data.get(), x.row(r) + at, w.size, eps);
@@ -215,6 +215,7 @@ class CpuOps final : public HostOps {
       else
         kernels_.sigmoid_mul(x.row(r), gate.row(r), x.features);
     });
+    return x;
   }
 
   Tensor repeat_streams(Tensor x, int32_t streams) override {

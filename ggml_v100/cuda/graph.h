@@ -47,6 +47,8 @@ class GraphKey {
   bool operator==(const GraphKey&) const = default;
   const std::string& bytes() const { return bytes_; }
   bool is_empty() const { return bytes_.empty(); }
+  // Forgets all but the first `size` bytes.
+  void cut(size_t size) { bytes_.resize(size); }
 
  private:
   std::string bytes_;

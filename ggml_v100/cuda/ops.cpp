@@ -68,7 +68,7 @@ void CudaOps::enter(const Rows&) { restart_inputs(); }
 void CudaOps::arena_release(size_t mark) {
   arena_.release(mark);
   if (groups_.mark > mark) groups_ = {};
-  if (known_panel_ && known_panel_->mark > mark) known_panel_.reset();
+  if (known_input_ && known_input_->mark > mark) known_input_.reset();
   if (mark > 0) return;
   try {  // a pass has ended; this is called by destructors
     restart_inputs();
@@ -231,7 +231,9 @@ Tensor CudaOps::add_rms_norm(Tensor x, Tensor a, const VectorWeight& w, float ep
                            .rows = x.rows,
                            .features = x.features,
                            .eps = eps};
-  if (const auto out = output_panel(y))
+  if (is_row(y))
+    launch_row_work("rms_norm", {1}, kNormThreads, norm, y);
+  else if (const auto out = output_panel(y))
     launch("rows_panel", "rms_norm_panel", {static_cast<uint32_t>(x.rows)}, kNormThreads,
            RmsNormPanelParams{norm, *out});
   else
@@ -274,7 +276,13 @@ void CudaOps::soft_cap(Tensor x, float cap) {
 void CudaOps::activate(Tensor x, Tensor up, Activation activation) {
   const GatedParams params{
       .gate = x.data, .up = up.data, .y = x.data, .n = x.size(), .activation = static_cast<int32_t>(activation)};
-  if (const auto out = output_panel(x))
+  if (is_row(x)) {
+    const int32_t parts = wide_blocks(x.features);
+    auto* largest = take<float>(static_cast<size_t>(parts));
+    launch("rows", "gated_largest", {static_cast<uint32_t>(parts)}, kThreads, GatedLargestParams{params, largest});
+    KnownInput& known = know(x);
+    known.largest = largest, known.parts = parts;
+  } else if (const auto out = output_panel(x))
     launch("rows_panel", "gated_panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
            GatedPanelParams{params, x.features, *out});
   else
@@ -325,21 +333,26 @@ void CudaOps::apply_gate(Tensor x, Tensor gate) {
     launch_flat("rows", "apply_gate", x.size(), params);
 }
 
-void CudaOps::norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) {
+Tensor CudaOps::norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) {
   const int32_t heads = x.features / w.size;
+  const Tensor y = is_row(x) ? create(1, x.features) : x;
   const NormGateParams params{.x = x.data,
                               .gate = gate.data,
                               .weight = w.data.get(),
+                              .y = y.data,
                               .rows = x.rows,
                               .heads = heads,
                               .head_dim = w.size,
                               .function = static_cast<int32_t>(function),
                               .eps = eps};
-  if (const auto out = output_panel(x))
+  if (is_row(x))
+    launch_row_work("norm_gate", warps_grid(heads), kThreads, params, y);
+  else if (const auto out = output_panel(y))
     launch("rows_panel", "norm_gate_panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
            NormGatePanelParams{params, *out});
   else
     launch("rows", "norm_gate", warps_grid(int64_t{x.rows} * heads), kThreads, params);
+  return y;
 }
 
 // --- moves ---

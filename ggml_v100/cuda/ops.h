@@ -14,6 +14,7 @@
 #include <span>
 #include <string_view>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "cuda/arena.h"
@@ -51,7 +52,7 @@ class CudaOps final : public Ops {
   void norm_rope(Tensor x, int32_t heads, int32_t head_dim, const VectorWeight& w, float eps, const RopeTable& table,
                  RopeLayout layout) override;
   void apply_gate(Tensor x, Tensor gate) override;
-  void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override;
+  Tensor norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override;
   void place(Tensor x, Tensor y, int32_t first) override;
   Tensor gather_rows(Tensor x, std::span<const int32_t> indices) override;
   void copy(Tensor x, Tensor to) override;
@@ -169,6 +170,7 @@ class CudaOps final : public Ops {
   // All of one codec; with an activation job 0 is the gate of job 1.
   void run_records(Tensor x, const Codec& codec, std::span<const Job> jobs, std::optional<Activation> activation);
   void run_floats(Tensor x, std::span<const Job> jobs);
+  static LinearParams linear_params(std::span<const Job> jobs, int32_t in_features, bool is_gated);
   struct Panel {
     const uint16_t* values;
     const float* row_scale;
@@ -177,13 +179,39 @@ class CudaOps final : public Ops {
   Panel make_panel(Tensor x);  // or the one that x was left as
   // For an operation that leaves its result x as a panel, too; nothing where no streaming kernel would read it.
   std::optional<PanelOutput> output_panel(Tensor x);
-  struct KnownPanel {
+  // One row goes through kernels that take it as it is (linear_row.cu).
+  static bool is_row(Tensor x) { return x.rows == 1 && x.features % 32 == 0 && x.features <= kMostRowFeatures; }
+  // The launch that made a row: where it is the last one written down, the product behind it does its work, too.
+  struct RowWork {
+    std::variant<RmsNormParams, NormGateParams> params;
+    Recorder::Mark before, after;
+  };
+  // Writes down a launch whose result x is a row, and what it is.
+  template <class Params>
+  void launch_row_work(std::string_view name, Grid grid, uint32_t threads, const Params& params, Tensor x) {
+    const Recorder::Mark before = recorder_.mark();
+    launch("rows", name, grid, threads, params);
+    know(x).work = RowWork{params, before, recorder_.mark()};
+  }
+  // What is known of the tensor that an operation left last, for the product of it.
+  struct KnownInput {
     CUdeviceptr begin, end;  // of the tensor
     Tensor x;
-    Panel panel;
-    size_t mark;  // of the arena, behind it
+    std::optional<Panel> panel;
+    std::optional<RowWork> work;
+    const float* largest = nullptr;  // [parts], as RowLinearParams::largest
+    int32_t parts = 0;
+    size_t mark = 0;  // of the arena, behind all this
+    bool is(Tensor other) const {
+      return x.data == other.data && x.rows == other.rows && x.features == other.features;
+    }
   };
-  // For an operation that changes memory: a panel of it is none any more.
+  KnownInput& know(Tensor x);
+  // Of one row.
+  void run_row(Tensor x, const Codec& codec, std::span<const Job> jobs);
+  // Whether the work of that launch can be done by the launch of these jobs.
+  bool merges(const RowWork& work, std::span<const Job> jobs) const;
+  // For an operation that changes memory: what is known of it is not true any more.
   void changes(const void* memory, size_t bytes);
   void changes(Tensor x) { changes(x.data, static_cast<size_t>(x.size()) * sizeof(float)); }
   // Of `items` panels, by the tile of a kernel of prompts, of which they have `rows` rows, or by the streaming kernel for
@@ -256,7 +284,7 @@ class CudaOps final : public Ops {
   };
   std::list<KnownTables> known_tables_;                                 // since the inputs were forgotten
   std::vector<int32_t> contents_;                                       // scratch
-  std::optional<KnownPanel> known_panel_;                               // of the last operation that left one
+  std::optional<KnownInput> known_input_;
   Groups groups_;                                                       // the last ones
   std::unordered_map<const LinearWeight*, ExpertTable> expert_tables_;  // by the first expert that is here
   std::exception_ptr failure_;                                          // of work that the end of a Scope started

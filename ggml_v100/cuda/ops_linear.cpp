@@ -40,26 +40,32 @@ LinearJob job_of(const Linear& layer, float* y, int32_t first_tile, bool adds) {
 
 void CudaOps::changes(const void* memory, size_t bytes) {
   const CUdeviceptr begin = address_of(memory);
-  if (known_panel_ && begin < known_panel_->end && begin + bytes > known_panel_->begin) known_panel_.reset();
+  if (known_input_ && begin < known_input_->end && begin + bytes > known_input_->begin) known_input_.reset();
+}
+
+CudaOps::KnownInput& CudaOps::know(Tensor x) {
+  const CUdeviceptr begin = address_of(x);
+  known_input_.emplace();
+  known_input_->begin = begin;
+  known_input_->end = begin + static_cast<size_t>(x.size()) * sizeof(float);
+  known_input_->x = x;
+  known_input_->mark = arena_.mark();
+  return *known_input_;
 }
 
 std::optional<PanelOutput> CudaOps::output_panel(Tensor x) {
   changes(x);
-  if (x.rows == 0 || x.rows > kMostStreamedRows || x.features % kPanelStep != 0) return std::nullopt;
+  if (x.rows == 0 || x.rows > kMostStreamedRows || x.features % kPanelStep != 0 || is_row(x)) return std::nullopt;
   const int32_t tiles = panel_tiles(x.rows);
   const auto padded = static_cast<size_t>(tiles * kTileRows);
   auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
   auto* row_scale = take<float>(padded);
-  const CUdeviceptr begin = address_of(x);
-  known_panel_ = KnownPanel{begin, begin + static_cast<size_t>(x.size()) * sizeof(float), x,
-                            Panel{values, row_scale, x.rows, tiles}, arena_.mark()};
+  know(x).panel = Panel{values, row_scale, x.rows, tiles};
   return PanelOutput{values, row_scale, tiles};
 }
 
 CudaOps::Panel CudaOps::make_panel(Tensor x) {
-  if (known_panel_ && known_panel_->x.data == x.data && known_panel_->x.rows == x.rows &&
-      known_panel_->x.features == x.features)
-    return known_panel_->panel;
+  if (known_input_ && known_input_->is(x) && known_input_->panel) return *known_input_->panel;
   const int32_t tiles = panel_tiles(x.rows);
   const auto padded = static_cast<size_t>(tiles * kTileRows);
   auto* values = take<uint16_t>(padded * static_cast<size_t>(x.features));
@@ -88,24 +94,74 @@ void CudaOps::launch_records(const Codec& codec, const LinearParams& params, boo
          rows_grid((params.tiles + block_tiles - 1) / block_tiles, items), kLinearThreads, params);
 }
 
+LinearParams CudaOps::linear_params(std::span<const Job> jobs, int32_t in_features, bool is_gated) {
+  LinearParams params{};
+  params.in_features = in_features;
+  params.jobs = static_cast<int32_t>(jobs.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    params.job[i] = job_of(*jobs[i].layer, jobs[i].y.data, is_gated ? 0 : params.tiles, jobs[i].adds);
+    if (!is_gated || i == 0) params.tiles += device_weight(*jobs[i].layer->weight).tiles();
+  }
+  return params;
+}
+
+void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs) {
+  const std::string unit = "linear_row_" + std::string(codec.unit);
+  const auto shared_bytes = static_cast<uint32_t>(x.features) * uint32_t{sizeof(uint16_t)};
+  const auto launch_kernel = [&](std::string_view name, const auto& params) {
+    const int32_t blocks = linear_row_blocks(params.linear.tiles, launches_->device().info().multiprocessors);
+    launch(unit, name, {static_cast<uint32_t>(blocks)}, kLinearThreads, params, shared_bytes);
+  };
+  for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
+    const auto part = jobs.subspan(begin, std::min<size_t>(kMostLinearJobs, jobs.size() - begin));
+    LinearParams linear = linear_params(part, x.features, false);
+    linear.rows = 1;
+    const bool is_known = known_input_ && known_input_->is(x);
+    if (is_known && known_input_->work && merges(*known_input_->work, part)) {
+      const RowWork& work = *known_input_->work;
+      recorder_.take_back(work.before);
+      if (const auto* norm = std::get_if<RmsNormParams>(&work.params))
+        launch_kernel("after_norm",
+                      NormLinearParams{*norm, reinterpret_cast<uint32_t*>(row_counters_.address()), linear});
+      else
+        launch_kernel("after_norm_gate", NormGateLinearParams{std::get<NormGateParams>(work.params), linear});
+    } else {
+      launch_kernel("plain", RowLinearParams{x.data, is_known ? known_input_->largest : nullptr,
+                                             is_known ? known_input_->parts : 0, linear});
+    }
+  }
+}
+
+bool CudaOps::merges(const RowWork& work, std::span<const Job> jobs) const {
+  if (recorder_.mark() != work.after) return false;
+  // A block may write its outputs before another one has read what it makes its row of.
+  const auto writes = [&](const float* from, int32_t features) {
+    return from != nullptr && std::ranges::any_of(jobs, [&](const Job& job) {
+             return job.y.data < from + features && from < job.y.data + job.y.size();
+           });
+  };
+  if (const auto* norm = std::get_if<RmsNormParams>(&work.params))
+    return norm->features <= kMostHeldFeatures && !writes(norm->x, norm->features) &&
+           !writes(norm->added, norm->features);
+  const auto& gate = std::get<NormGateParams>(work.params);
+  const int32_t features = gate.heads * gate.head_dim;
+  return gate.head_dim == kHeldHead && features <= kMostHeldFeatures && !writes(gate.x, features) &&
+         !writes(gate.gate, features);
+}
+
 void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> jobs,
                           std::optional<Activation> activation) {
+  const bool is_gated = activation.has_value();
+  if (!is_gated && is_row(x)) return run_row(x, codec, jobs);
   const size_t mark = arena_.mark();
   const Panel panel = make_panel(x);
   for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
     const auto part = jobs.subspan(begin, std::min<size_t>(kMostLinearJobs, jobs.size() - begin));
-    LinearParams params{};
+    LinearParams params = linear_params(part, x.features, is_gated);
     params.panel = panel.values;
     params.row_scale = panel.row_scale;
     params.rows = panel.rows;
-    params.in_features = x.features;
-    params.jobs = static_cast<int32_t>(part.size());
     params.activation = activation ? static_cast<int32_t>(*activation) : 0;
-    for (size_t i = 0; i < part.size(); ++i) {
-      params.job[i] = job_of(*part[i].layer, part[i].y.data, activation ? 0 : params.tiles, part[i].adds);
-      if (!activation || i == 0) params.tiles += device_weight(*part[i].layer->weight).tiles();
-    }
-    const bool is_gated = activation.has_value();
     if (panel.rows <= kMostStreamedRows) {
       launch_records(codec, params, is_gated, nullptr, panel.tiles * kTileRows, 1);
       continue;
@@ -195,7 +251,7 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   const Tensor other = create(x.rows, y.features);
   run_linear(x, std::array{Job{&gate, y}, Job{&up, other}});
   activate(y, other, activation);
-  const bool left_panel = known_panel_ && known_panel_->mark > mark;  // behind `other`
+  const bool left_panel = known_input_ && known_input_->mark > mark;  // behind `other`
   if (!left_panel) arena_.release(mark);
   return y;
 }

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/error.h"
+
 namespace v100::cuda {
 
 namespace {
@@ -40,6 +42,12 @@ void Recorder::fill(CUdeviceptr to, unsigned char value, size_t bytes) {
   if (bytes > 0) write({Kind::fill, 0, nullptr, {}, 0, 0, value, to, 0, bytes}, nullptr);
 }
 
+void Recorder::take_back(const Mark& mark) {
+  if (mark.list != list_ || mark.steps > steps_) throw Error("a mark of another list was taken back");
+  program_.cut(mark.bytes);
+  steps_ = mark.steps;
+}
+
 void Recorder::play(const std::string& program, const Stream& stream) {
   for (size_t at = 0; at < program.size();) {
     Step step;
@@ -72,6 +80,7 @@ void Recorder::run(const std::function<void()>& before_start) {
   if (program_.is_empty()) return;
   const GraphKey program = std::exchange(program_, {});
   const int32_t steps = std::exchange(steps_, 0);
+  ++list_;
   const Device::Guard guard(stream_.device());
   const auto start = [&] { play(program.bytes(), stream_); };
   const Graph* graph = steps < kLeastSteps ? nullptr : graphs_.find(program);

@@ -36,7 +36,18 @@ class Recorder {
   void copy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
   void fill(CUdeviceptr to, unsigned char value, size_t bytes);
 
-  void drop() { program_ = {}, steps_ = 0; }
+  // A place in the list. Places of different lists differ.
+  struct Mark {
+    uint64_t list;
+    size_t bytes;
+    int32_t steps;
+    bool operator==(const Mark&) const = default;
+  };
+  Mark mark() const { return {list_, program_.bytes().size(), steps_}; }
+  // Takes back what was written behind a mark of this list.
+  void take_back(const Mark& mark);
+
+  void drop() { program_ = {}, steps_ = 0, ++list_; }
   // Starts what was written down, in order; before_start is called when all is ready for that. Throws DeviceError; the list is
   // empty afterwards in any case.
   void run(const std::function<void()>& before_start = {});
@@ -64,6 +75,7 @@ class Recorder {
   Stream stream_;
   GraphKey program_;
   int32_t steps_ = 0;
+  uint64_t list_ = 0;
   GraphCache graphs_;
   std::deque<size_t> seen_;  // hashes of lists that were run as they are
 };

@@ -100,8 +100,8 @@ Tensor gated_delta_net(Ops& ops, Tensor n, const Rows& rows, const DeltaNetState
 
   const Tensor qkv = ops.causal_conv_silu(u, w.conv, rows, state.history);
   const Tensor o = ops.delta_net(qkv, beta, alpha, w.net, eps, rows, state.memory);  // [rows, V]
-  ops.norm_gate(o, z, w.norm, eps, output_gate);
-  const Tensor a = ops.linear(o, w.output);  // [rows, H]
+  const Tensor g = ops.norm_gate(o, z, w.norm, eps, output_gate);
+  const Tensor a = ops.linear(g, w.output);  // [rows, H]
   if (w.is_partial) ops.all_reduce(a);
   return a;
 }

@@ -59,8 +59,8 @@ class ForwardingOps : public Ops {
                    const StateRecords& memory) override {
     return inner_->delta_net(qkv, beta, alpha, w, eps, rows, memory);
   }
-  void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
-    inner_->norm_gate(x, gate, w, eps, function);
+  Tensor norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
+    return inner_->norm_gate(x, gate, w, eps, function);
   }
   Tensor block_conv(Tensor x, const BlockConv& w, int32_t place, Tensor own, int32_t block_rows) override {
     return inner_->block_conv(x, w, place, own, block_rows);

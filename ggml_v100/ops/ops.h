@@ -315,8 +315,8 @@ class Ops {
   virtual Tensor delta_net(Tensor qkv, Tensor beta, Tensor alpha, const DeltaNet& w, float eps, const Rows& rows,
                            const StateRecords& memory) = 0;
 
-  // In place: each head [head_dim] of x [rows, heads * head_dim] becomes rms_norm(head, w, eps) * function(gate).
-  virtual void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) = 0;
+  // Each head [head_dim] of x [rows, heads * head_dim] as rms_norm(head, w, eps) * function(gate). The result may be x itself.
+  virtual Tensor norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) = 0;
 
   // Blocks of block_rows rows each; own [rows, own_size]. y_r [features], from 0, over the taps t in order that stay in r's
   // block:   y_rc = fma(base[place][t][c] + own_r[place][t][c / group], x_(r - t)c, y_rc)

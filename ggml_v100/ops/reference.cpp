@@ -242,12 +242,13 @@ class ReferenceOps final : public HostOps {
     return y;
   }
 
-  void norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
+  Tensor norm_gate(Tensor x, Tensor gate, const VectorWeight& w, float eps, GateFunction function) override {
     const Scope scope(*this);
     const Tensor normed = rms_norm({x.data, x.rows * (x.features / w.size), w.size}, w, eps);
     for (int64_t i = 0; i < x.size(); ++i)
       x.data[i] =
           normed.data[i] * (function == GateFunction::silu ? silu_f32(gate.data[i]) : sigmoid_f32(gate.data[i]));
+    return x;
   }
 
   Tensor block_conv(Tensor x, const BlockConv& w, int32_t place, Tensor own, int32_t block_rows) override {

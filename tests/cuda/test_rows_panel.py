@@ -66,7 +66,7 @@ def test_norm_gate(device: Device, rows: int, heads: int, head_dim: int) -> None
         grid = -(-rows * heads // 8)
         check(
             device, "norm_gate", ("norm_gate", "NormGateParams", grid),
-            lambda y, function=function: {**fields, "x": y, "function": function}, "gate",
+            lambda y, function=function: {**fields, "x": y, "y": y, "function": function}, "gate",
             [device.put(x), device.put(x)],
         )  # fmt: skip
 

@@ -43,7 +43,7 @@ from support.tiny_qwen4exp import TinyQwen4Exp, write_tiny_qwen4exp
 UNITS = (
     "rows", "rows_panel", "row_moves", "all_reduce", "streams", "block_conv", "panel", "repack", "kv_append",
     "block_index", "sparse_attention", "delta_net", "delta_net_chunked", "causal_conv", "routing", "linear_f32",
-    "linear_f16", "linear_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
+    "linear_f16", "linear_row_f16", "linear_q8_0", "linear_row_q8_0", "linear_prompt_f16", "linear_prompt_q8_0",
     "attention_decode_64", "attention_prompt_64", "attention_decode_64_counted", "attention_prompt_64_counted",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2}

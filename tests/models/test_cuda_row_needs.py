@@ -18,7 +18,7 @@ from support.tiny_models import write_tiny_model
 
 UNITS = (
     "rows", "rows_panel", "row_moves", "all_reduce", "panel", "repack", "kv_append", "linear_f32",
-    "linear_f16", "linear_prompt_f16", "attention_decode_64", "attention_prompt_64",
+    "linear_f16", "linear_row_f16", "linear_prompt_f16", "attention_decode_64", "attention_prompt_64",
 )  # fmt: skip
 SHAPE: dict[str, Any] = {
     "n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2, "n_ff": 128, "n_layer": 2, "weight_type": "f16",

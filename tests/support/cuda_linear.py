@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from support.cuda_device import Array, Device, linear_job, parameter_structs
+from support.cuda_device import Array, Device, linear_job, parameter_structs, struct_of
 from support.random_blocks import block_size
 
 THREADS = 256
@@ -80,6 +80,15 @@ def run_linear(device: Device, panel: Panel, jobs: Sequence[Job], activation: in
     launch(grid, THREADS, "LinearParams", **linear_fields(panel, jobs, activation))
 
 
+def run_linear_row(
+    device: Device, kernel: str, jobs: Sequence[Job], blocks: int, fields: dict[str, Any], struct: str
+) -> None:
+    """One launch of a kernel of linear_row.cu; `fields` are those of its parameters beside `linear`."""
+    linear = struct_of("LinearParams", **linear_fields(None, jobs, None))
+    launch = device.kernel(f"linear_row_{jobs[0].weight.type_name.lower()}", kernel)
+    launch(blocks, THREADS, struct, 2 * jobs[0].weight.in_features, **fields, linear=linear)
+
+
 def run_linear_prompt(
     device: Device, panel: Panel, jobs: Sequence[Job], tile: str, activation: int | None = None
 ) -> None:
@@ -95,8 +104,8 @@ def launch_tiles(jobs: Sequence[Job], gated: bool) -> int:
     return jobs[0].weight.tiles if gated else sum(job.weight.tiles for job in jobs)
 
 
-def linear_fields(panel: Panel, jobs: Sequence[Job], activation: int | None) -> dict[str, Any]:
-    """The fields of LinearParams."""
+def linear_fields(panel: Panel | None, jobs: Sequence[Job], activation: int | None) -> dict[str, Any]:
+    """The fields of LinearParams; without a panel for one row."""
     gated = activation is not None
     structs, first = parameter_structs()["LinearParams"]().job, 0
     for i, job in enumerate(jobs):
@@ -106,8 +115,10 @@ def linear_fields(panel: Panel, jobs: Sequence[Job], activation: int | None) -> 
             first_tile=first, scale=job.scale, adds=int(job.adds),
         )  # fmt: skip
         first += 0 if gated else job.weight.tiles
+    input_fields: dict[str, Any] = {"rows": 1}
+    if panel is not None:
+        input_fields = {"panel": panel.values, "row_scale": panel.row_scale, "rows": panel.rows}
     return {
-        "panel": panel.values, "row_scale": panel.row_scale, "rows": panel.rows,
-        "in_features": jobs[0].weight.in_features, "jobs": len(jobs), "tiles": launch_tiles(jobs, gated),
+        **input_fields, "in_features": jobs[0].weight.in_features, "jobs": len(jobs), "tiles": launch_tiles(jobs, gated),
         "activation": activation or 0, "job": structs,
     }  # fmt: skip

@@ -29,13 +29,17 @@ __device__ __forceinline__ float panel_scale(float most, float* row_scale) {
   return __uint_as_float(static_cast<uint32_t>(127 + shift) << 23);
 }
 
-// Four features of a row, from `first` on.
-__device__ __forceinline__ void put_quad(uint16_t* panel, int tiles, int row, int first, const float4& quad,
-                                         float scale) {
+// Four features of a row as halves.
+__device__ __forceinline__ void put_halves(uint16_t* to, const float4& quad, float scale) {
   const __half2 pairs[2] = {__floats2half2_rn(quad.x * scale, quad.y * scale),
                             __floats2half2_rn(quad.z * scale, quad.w * scale)};
+  *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(pairs);
+}
+// The same, of a panel's row, from feature `first` on.
+__device__ __forceinline__ void put_quad(uint16_t* panel, int tiles, int row, int first, const float4& quad,
+                                         float scale) {
   uint16_t* octet = panel + (static_cast<int64_t>(first / 8) * tiles * 8 + row) * 8;
-  *reinterpret_cast<uint2*>(octet + first % 8) = *reinterpret_cast<const uint2*>(pairs);
+  put_halves(octet + first % 8, quad, scale);
 }
 
 // Row `row` of a panel from what a block holds.

@@ -70,6 +70,12 @@ struct GatedParams {
   int32_t activation;  // 0 silu, 1 gelu: the order of v100::Activation
 };
 
+// gated of one row, n a multiple of 4. Grid ((n + 1023) / 1024), 256 threads: block b leaves the largest magnitude that it wrote.
+struct GatedLargestParams {
+  GatedParams gated;
+  float* largest;  // [gridDim.x]
+};
+
 // x *= sigmoid(gate); a gate covers features / gates adjacent features.
 struct ApplyGateParams {
   float* x;           // [rows, features], in place
@@ -90,9 +96,10 @@ struct NormRopeParams {
 
 // Each head of x: rms_norm, then times function(gate).
 struct NormGateParams {
-  float* x;             // [rows, heads * head_dim], in place
+  const float* x;       // [rows, heads * head_dim]
   const float* gate;    // [rows, heads * head_dim]
   const float* weight;  // [head_dim]
+  float* y;             // [rows, heads * head_dim], may be x
   int32_t rows, heads, head_dim;
   int32_t function;  // 0 silu, 1 sigmoid: the order of v100::GateFunction
   float eps;
@@ -215,7 +222,7 @@ struct RmsNormPanelParams {
 };
 struct NormGatePanelParams {
   NormGateParams gate;
-  PanelOutput out;  // of gate.x
+  PanelOutput out;  // of gate.y
 };
 struct GatedPanelParams {
   GatedParams gated;  // n = rows * features
@@ -317,6 +324,30 @@ struct LinearParams {
   const ExpertItem* items;  // [gridDim.y], or nullptr. With items panel and row_scale are those of ExpertPanelParams
   const int32_t* order;     // [slots], of the items
   LinearJob job[kMostLinearJobs];
+};
+
+// One row (linear_row.cu). Blocks of 256 threads take the tiles blockIdx.x, + gridDim.x, ... of the launch; dynamic shared
+// memory of 2 * in_features bytes. `linear` has no panel, row_scale, items and activation, one row, and no job writes what the
+// kernel reads. kMostRowFeatures: of in_features.
+constexpr int32_t kMostRowFeatures = 22528;
+constexpr int32_t kMostHeldFeatures = 8192, kHeldHead = 128;  // of rows that norms and gates are made of
+struct RowLinearParams {
+  const float* x;        // [in_features]
+  const float* largest;  // [parts] magnitudes, of which one is the largest of x; nullptr: not known
+  int32_t parts;
+  LinearParams linear;
+};
+// Of rms_norm(x), or of rms_norm(x + added): all blocks make it, the first one writes norm.y, and x becomes x + added when all
+// have read it. At most kMostHeldFeatures features, a multiple of 4.
+struct NormLinearParams {
+  RmsNormParams norm;
+  uint32_t* arrived;  // zero before and after
+  LinearParams linear;
+};
+// Of norm_gate: heads of kHeldHead, at most kMostHeldFeatures features; y is not x.
+struct NormGateLinearParams {
+  NormGateParams gate;
+  LinearParams linear;
 };
 
 // Matrices of f32: the weight of a job is [out_features, in_features] f32, not packed. Blocks of 256 threads; a tile of a job

@@ -4,6 +4,7 @@
 // Bound     DRAM: (reads + writes) * 4 bytes. At decode sizes (1..64 rows) a launch is shorter than its own latency; what
 //           counts then is the number of launches, so norms take the residual sum with them.
 // Budget    rms_norm           256 threads, <= 64 registers, 64 B shared
+// Budget    gated_largest      256 threads, <= 40 registers, 32 B shared
 // Budget    *                  256 threads, <= 40 registers
 // Numerics  rows.cuh
 #include "rows.cuh"
@@ -53,6 +54,25 @@ extern "C" __global__ void __launch_bounds__(kThreads) gated(GatedParams p) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < p.n; i += stride)
     p.y[i] = activate(p.activation, p.gate[i]) * p.up[i];
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads) gated_largest(GatedLargestParams p) {
+  __shared__ float largest[kThreads / kWarp];
+  const GatedParams& gated = p.gated;
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * 4;
+  float most = 0.0f;
+  if (i < gated.n) {
+    const float4 quad = activated(gated.activation, *reinterpret_cast<const float4*>(gated.gate + i),
+                                  *reinterpret_cast<const float4*>(gated.up + i));
+    *reinterpret_cast<float4*>(gated.y + i) = quad;
+    most = fmaxf(most, largest_of(quad));
+  }
+  most = warp_max(most);
+  if (lane_id() == 0) largest[warp_id()] = most;
+  __syncthreads();  // maxima written above are read below
+  if (threadIdx.x > 0) return;
+  for (int w = 0; w < kThreads / kWarp; ++w) most = fmaxf(most, largest[w]);
+  p.largest[blockIdx.x] = most;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) apply_gate(ApplyGateParams p) {

@@ -96,12 +96,41 @@ __device__ __forceinline__ float opening(int32_t function, float gate) {
 }
 
 __device__ __forceinline__ void norm_gate_head(const NormGateParams& p, int64_t item) {
-  float* head = p.x + item * p.head_dim;
+  const float* head = p.x + item * p.head_dim;
   const float* gate = p.gate + item * p.head_dim;
+  float* y = p.y + item * p.head_dim;
   const float scale = head_scale(head, p.head_dim, p.eps);
   in_batches<4>(
       lane_id(), kWarp, p.head_dim, [&](int i) { return head[i] * scale * p.weight[i] * opening(p.function, gate[i]); },
-      [&](int i, float value) { head[i] = value; });
+      [&](int i, float value) { y[i] = value; });
+}
+
+// What follows is done by a block that holds the row.
+
+// x becomes its norm times the weight. `sums`: one float per warp.
+template <class Row>
+__device__ __forceinline__ void norm_held(Row& x, Row& weight, int32_t features, float eps, float* sums) {
+  float squares = 0.0f;
+  x.each(features, [&](int, const float4& quad) { squares = add_squares(squares, quad); });
+  const float scale = norm_scale(block_sum<Row::kThreads / kWarp>(squares, sums), features, eps);
+  x.each_with(weight, features, [&](int, float4& quad, const float4& w) { quad = quad * scale * w; });
+}
+
+// Each head of x, of 128 features: a quad of each lane of a warp.
+template <class Row>
+__device__ __forceinline__ void norm_gate_held(const NormGateParams& p, Row& x, Row& open) {
+  const float4 weight = quad_at(p.weight, 4 * lane_id());
+  x.each_with(open, p.heads * p.head_dim, [&](int, float4& quad, const float4& o) {  // the same for all lanes of a warp
+    const float scale = norm_scale(warp_sum(add_squares(0.0f, quad)), p.head_dim, p.eps);
+    quad = quad * scale * weight *
+           float4{opening(p.function, o.x), opening(p.function, o.y), opening(p.function, o.z),
+                  opening(p.function, o.w)};
+  });
+}
+__device__ __forceinline__ float4 activated(int32_t activation, const float4& gate, const float4& up) {
+  return float4{activate(activation, gate.x), activate(activation, gate.y), activate(activation, gate.z),
+                activate(activation, gate.w)} *
+         up;
 }
 
 }  // namespace v100::cuda

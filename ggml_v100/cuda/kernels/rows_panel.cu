@@ -45,10 +45,7 @@ extern "C" __global__ void __launch_bounds__(kNormThreads) rms_norm_panel(RmsNor
     x.each(features, [&](int first, float4& quad) { quad = quad + quad_at(p.norm.added + start, first); });
     x.store(const_cast<float*>(p.norm.x) + start, features);
   }
-  float squares = 0.0f;
-  x.each(features, [&](int, const float4& quad) { squares = add_squares(squares, quad); });
-  const float scale = norm_scale(block_sum<kNormThreads / kWarp>(squares, sums), features, p.norm.eps);
-  x.each_with(weight, features, [&](int, float4& quad, const float4& w) { quad = quad * scale * w; });
+  norm_held(x, weight, features, p.norm.eps, sums);
   x.store(p.norm.y + start, features);
   leave_held(p.out, row, x, features);
 }
@@ -59,21 +56,14 @@ extern "C" __global__ void __launch_bounds__(kThreads) norm_gate_panel(NormGateP
   if (!Row::fits(features) || gate.head_dim != 4 * kWarp) {
     for (int head = warp_id(); head < gate.heads; head += kThreads / kWarp)
       norm_gate_head(gate, static_cast<int64_t>(row) * gate.heads + head);
-    return leave_panel<kThreads>(p.out, row, gate.x, features);
+    return leave_panel<kThreads>(p.out, row, gate.y, features);
   }
-  // A head is a quad of each lane of a warp.
   const int64_t start = static_cast<int64_t>(row) * features;
   Row x, open;
   x.load(gate.x + start, features);
   open.load(gate.gate + start, features);
-  const float4 weight = quad_at(gate.weight, 4 * lane_id());
-  x.each_with(open, features, [&](int, float4& quad, const float4& o) {  // the same for all lanes of a warp
-    const float scale = norm_scale(warp_sum(add_squares(0.0f, quad)), gate.head_dim, gate.eps);
-    quad = quad * scale * weight *
-           float4{opening(gate.function, o.x), opening(gate.function, o.y), opening(gate.function, o.z),
-                  opening(gate.function, o.w)};
-  });
-  x.store(gate.x + start, features);
+  norm_gate_held(gate, x, open);
+  x.store(gate.y + start, features);
   leave_held(p.out, row, x, features);
 }
 
@@ -81,22 +71,17 @@ extern "C" __global__ void __launch_bounds__(kThreads) gated_panel(GatedPanelPar
   const GatedParams& gated = p.gated;
   const int row = static_cast<int>(blockIdx.x), features = p.features;
   const int64_t start = static_cast<int64_t>(row) * features;
-  const auto product = [&](const float4& gate, const float4& up) {
-    return float4{activate(gated.activation, gate.x), activate(gated.activation, gate.y),
-                  activate(gated.activation, gate.z), activate(gated.activation, gate.w)} *
-           up;
-  };
   if (!PanelRow::fits(features)) {
     in_batches<4>(
         4 * static_cast<int>(threadIdx.x), 4 * kThreads, features,
-        [&](int i) { return product(quad_at(gated.gate + start, i), quad_at(gated.up + start, i)); },
+        [&](int i) { return activated(gated.activation, quad_at(gated.gate + start, i), quad_at(gated.up + start, i)); },
         [&](int i, const float4& quad) { *reinterpret_cast<float4*>(gated.y + start + i) = quad; });
     return leave_panel<kThreads>(p.out, row, gated.y, features);
   }
   PanelRow x, up;
   x.load(gated.gate + start, features);
   up.load(gated.up + start, features);
-  x.each_with(up, features, [&](int, float4& quad, const float4& u) { quad = product(quad, u); });
+  x.each_with(up, features, [&](int, float4& quad, const float4& u) { quad = activated(gated.activation, quad, u); });
   x.store(gated.y + start, features);
   leave_held(p.out, row, x, features);
 }

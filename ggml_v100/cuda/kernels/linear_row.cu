@@ -1,0 +1,154 @@
+// y = W x for one row, from f32: what made the row is the beginning of the kernel, and costs no launch of its own.
+//
+// Shapes    W as in linear.cu; x [K] f32 at once, or what rms_norm or norm_gate make of it. CODEC is a macro of the unit.
+// Layout    A block has all of the row as halves in shared memory and takes every gridDim.x-th tile; its 8 warps are the parts
+//           of K, as in linear.cu. Each block makes the row anew, its first weights being on their way: a decode step waits
+//           for launches and latencies, and reading 20 KB from L2 costs less than either. Shared memory, because a lane of
+//           linear.cu that waits for activations waits for weights that were asked for before them, too.
+// Bound     DRAM, as linear.cu. For many tiles per block a panel that all of them find in L1 would do as well.
+// Budget    plain              256 threads, <= 128 registers, 2144 B shared
+// Budget    after_norm         256 threads, <= 128 registers, 2144 B shared
+// Budget    after_norm_gate    256 threads, <= 128 registers, 2144 B shared
+// Numerics  rows.cuh, panel.cuh, then linear.cu: the bits of those kernels one after the other.
+#include "linear.cuh"
+#include "linear_stream.cuh"
+#include "panel.cuh"
+#include "rows.cuh"
+
+namespace v100::cuda {
+
+constexpr int kThreads = kLinearThreads;
+constexpr int kBlocks = kRowBlocks;  // per SM: registers for twice the units on their way that linear.cu has
+
+// The halves of a row in shared memory: one row, whatever the lane.
+struct SharedRow {
+  const uint16_t* x;
+  __device__ __forceinline__ uint4 octet(int i, int) const { return *reinterpret_cast<const uint4*>(x + 8 * i); }
+  __device__ __forceinline__ void advance(int octets) { x += 8 * octets; }
+  __device__ __forceinline__ void advance_far(int octets) { x += 8 * octets; }
+};
+
+// Units of a round: about 2 KB of each warp are on their way while as much is computed.
+constexpr int kUnitBytes = CODEC::kBytes / CODEC::kUnits;
+constexpr int kMostStage = CODEC::kUnits == 1 ? 4 : CODEC::kUnits / 2;
+constexpr int kGoodStage = kUnitBytes >= 64 ? 1 : kUnitBytes > 18 ? 2 : 4;
+constexpr int kStage = kGoodStage < kMostStage ? kGoodStage : kMostStage;
+
+// make_row(row) writes the row's halves, of all threads together and with a barrier at its end; returns what undoes its scale.
+template <class Codec, class MakeRow>
+__device__ __forceinline__ void linear_row(const LinearParams& p, const MakeRow& make_row) {
+  extern __shared__ uint4 row_memory[];
+  __shared__ float partial[2][kParts][kTileColumns];  // of this tile and of the one before it, which may still be read
+  auto* row = reinterpret_cast<uint16_t*>(row_memory);
+  const int part = warp_id(), lane = lane_id();
+  const int blocks = p.in_features / Codec::kValues;
+  TileStream<Codec, 1, 1, kStage> stream;
+  int tile = static_cast<int>(blockIdx.x);
+  int job = 0;
+  const auto begin = [&] {
+    job = job_of(p, tile);
+    const uint8_t* const records[1] = {p.job[job].weight + static_cast<int64_t>(tile - p.job[job].first_tile) * blocks *
+                                                               (32 * Codec::kBytes)};
+    stream.begin(records, blocks, part);
+  };
+  begin();
+  const float row_scale = make_row(row);
+#pragma unroll 1
+  for (int turn = 0;; ++turn) {
+    float sums[1][1][8];
+    stream.run(SharedRow{row}, sums);
+    const LinearJob& done = p.job[job];
+    const int feature = (tile - done.first_tile) * kTileColumns + lane;
+    tile += static_cast<int>(gridDim.x);
+    const bool has_more = tile < p.tiles;
+    if (has_more) begin();
+    float(&sum_of)[kParts][kTileColumns] = partial[turn % 2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (row_of_c(lane, i) == 0) sum_of[part][column_of_c(lane, i)] = sums[0][0][i];
+    __syncthreads();  // the parts written above are read below; those of two tiles before were read
+    if (part == turn % kParts && feature < done.out_features) {
+      float y = 0.0f;
+#pragma unroll
+      for (int s = 0; s < kParts; ++s) y += sum_of[s][lane];
+      y = output_of(done, done.scale, y, row_scale, done.bias != nullptr ? done.bias[feature] : 0.0f);
+      float* to = done.y + feature;
+      *to = done.adds ? *to + y : y;
+    }
+    if (!has_more) return;
+  }
+}
+
+// A row that a block holds, as halves.
+template <class Row>
+__device__ __forceinline__ float put_held(Row& x, int features, uint16_t* row) {
+  __shared__ float row_scale;
+  float most = 0.0f;
+  x.each(features, [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
+  const float scale = panel_scale<kThreads>(most, &row_scale);
+  x.each(features, [&](int first, const float4& quad) { put_halves(row + first, quad, scale); });
+  __syncthreads();  // the row and its scale, written above, are read below
+  return row_scale;
+}
+
+using Row = HeldRow<kMostHeldFeatures / (4 * kThreads), kThreads>;
+static_assert(kHeldHead == 4 * kWarp);
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) plain(RowLinearParams p) {
+  linear_row<CODEC>(p.linear, [&](uint16_t* row) {
+    __shared__ float row_scale;
+    const int thread = static_cast<int>(threadIdx.x), features = p.linear.in_features;
+    const auto load = [&](int i) { return quad_at(p.x, i); };
+    float most = 0.0f;
+    if (p.largest != nullptr)
+      for (int i = thread; i < p.parts; i += kThreads) most = fmaxf(most, p.largest[i]);
+    else
+      in_batches<4>(4 * thread, 4 * kThreads, features, load,
+                    [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
+    const float scale = panel_scale<kThreads>(most, &row_scale);
+    in_batches<4>(4 * thread, 4 * kThreads, features, load,
+                  [&](int first, const float4& quad) { put_halves(row + first, quad, scale); });
+    __syncthreads();  // the row and its scale, written above, are read below
+    return row_scale;
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm(NormLinearParams p) {
+  linear_row<CODEC>(p.linear, [&](uint16_t* row) {
+    __shared__ float sums[kThreads / kWarp];
+    __shared__ bool is_last;
+    const RmsNormParams& norm = p.norm;
+    const int features = norm.features;
+    Row x, weight;
+    x.load(norm.x, features);
+    weight.load(norm.weight, features);
+    const bool adds = norm.added != nullptr;
+    if (adds) x.each(features, [&](int first, float4& quad) { quad = quad + quad_at(norm.added, first); });
+    norm_held(x, weight, features, norm.eps, sums);  // behind its barrier all threads have read x
+    if (adds && threadIdx.x == 0) {
+      __threadfence();  // read before the count
+      is_last = atomicAdd(p.arrived, 1u) == gridDim.x - 1;
+      if (is_last) *p.arrived = 0;
+    }
+    if (blockIdx.x == 0) x.store(norm.y, features);
+    const float row_scale = put_held(x, features, row);  // its barriers: is_last is written
+    if (adds && is_last)
+      for (int i = 4 * static_cast<int>(threadIdx.x); i < features; i += 4 * kThreads)
+        *reinterpret_cast<float4*>(const_cast<float*>(norm.x) + i) = quad_at(norm.x, i) + quad_at(norm.added, i);
+    return row_scale;
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm_gate(NormGateLinearParams p) {
+  linear_row<CODEC>(p.linear, [&](uint16_t* row) {
+    const int features = p.gate.heads * p.gate.head_dim;
+    Row x, open;
+    x.load(p.gate.x, features);
+    open.load(p.gate.gate, features);
+    norm_gate_held(p.gate, x, open);
+    if (blockIdx.x == 0) x.store(p.gate.y, features);
+    return put_held(x, features, row);
+  });
+}
+
+}  // namespace v100::cuda

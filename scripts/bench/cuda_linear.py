@@ -21,7 +21,17 @@ import numpy as np
 
 from compile_kernels import MAGIC, sources_key
 from support.cuda_device import Array, Card, Device
-from support.cuda_linear import PROMPT_TILES, Job, Panel, Weight, make_panel, run_linear, run_linear_prompt
+from support.cuda_linear import (
+    PROMPT_TILES,
+    Job,
+    Panel,
+    Weight,
+    make_panel,
+    row_blocks,
+    run_linear,
+    run_linear_prompt,
+    run_linear_row,
+)
 from support.random_blocks import RARE_TYPES, TYPES, block_size
 
 SHAPES = ((17408, 5120), (5120, 17408), (248320, 5120))  # out, in: up, down and LM head of a 27B model
@@ -91,6 +101,20 @@ def streaming_line(device: Device, weights: list[Weight], x: Array, y: Array, ba
     return f"{seconds * 1e6:7.1f} us {rate / 1e9:7.0f} GB/s {rate / bandwidth:7.1%} of copy"
 
 
+def row_line(device: Device, weights: list[Weight], x: Array, y: Array, bandwidth: float) -> str:
+    """One row from f32, by linear_row.cu."""
+    blocks = row_blocks(weights[0].tiles, device.multiprocessors)
+    fields = {"x": x, "largest": 0, "parts": 0}
+
+    def work() -> None:
+        for weight in weights:
+            run_linear_row(device, "plain", [Job(weight, y)], blocks, fields, "RowLinearParams")
+
+    seconds = device.milliseconds(device.graph(work), REPEATS) * 1e-3 / len(weights)
+    rate = weights[0].packed.bytes / seconds
+    return f"{seconds * 1e6:7.1f} us {rate / 1e9:7.0f} GB/s {rate / bandwidth:7.1%} of copy (row)"
+
+
 def prompt_line(device: Device, weights: list[Weight], x: Array, y: Array, tile: str) -> str:
     seconds = time_linear(device, weights, make_panel(device, x, prompt=True), y, tile)
     rate = 2 * x.shape[0] * weights[0].out_features * weights[0].in_features / seconds
@@ -116,6 +140,8 @@ def main() -> None:
                 x = source.standard_normal((rows, in_features)).astype(np.float32)
                 y = device.empty((rows, out_features))
                 head = f"{type_name:7} {f'{out_features}x{in_features}':13} {rows:5}"
+                if rows == 1:
+                    print(head, row_line(device, weights, device.put(x), y, bandwidth), flush=True)
                 if rows <= MOST_STREAMED_ROWS:
                     print(head, streaming_line(device, weights, device.put(x), y, bandwidth), flush=True)
                     continue

@@ -80,6 +80,12 @@ def run_linear(device: Device, panel: Panel, jobs: Sequence[Job], activation: in
     launch(grid, THREADS, "LinearParams", **linear_fields(panel, jobs, activation))
 
 
+def row_blocks(tiles: int, multiprocessors: int) -> int:
+    """linear_row_blocks of linear_shape.h."""
+    most = 2 * multiprocessors
+    return -(-tiles // -(-tiles // most))
+
+
 def run_linear_row(
     device: Device, kernel: str, jobs: Sequence[Job], blocks: int, fields: dict[str, Any], struct: str
 ) -> None:

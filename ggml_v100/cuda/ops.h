@@ -208,7 +208,18 @@ class CudaOps final : public Ops {
   };
   KnownInput& know(Tensor x);
   // Of one row.
-  void run_row(Tensor x, const Codec& codec, std::span<const Job> jobs);
+  // With gates the jobs are the gate and up (RowGates).
+  void run_row(Tensor x, const Codec& codec, std::span<const Job> jobs, RowGates gates);
+  int32_t row_blocks(const LinearParams& linear) const;
+  using RowParams = std::variant<RowLinearParams, NormLinearParams, NormGateLinearParams>;
+  struct RowLaunch {
+    const Codec* codec;
+    RowParams params;
+    Recorder::Mark before, after;
+  };
+  void launch_row(const Codec& codec, const RowParams& params);
+  // Whether the last launch made x, a row; then it makes its convolution, too. `conv` needs no job.
+  bool convolves(Tensor x, const RowConv& conv);
   // Whether the work of that launch can be done by the launch of these jobs.
   bool merges(const RowWork& work, std::span<const Job> jobs) const;
   // For an operation that changes memory: what is known of it is not true any more.
@@ -285,6 +296,7 @@ class CudaOps final : public Ops {
   std::list<KnownTables> known_tables_;                                 // since the inputs were forgotten
   std::vector<int32_t> contents_;                                       // scratch
   std::optional<KnownInput> known_input_;
+  std::optional<RowLaunch> row_launch_;                                 // the last one of linear_row.cu
   Groups groups_;                                                       // the last ones
   std::unordered_map<const LinearWeight*, ExpertTable> expert_tables_;  // by the first expert that is here
   std::exception_ptr failure_;                                          // of work that the end of a Scope started

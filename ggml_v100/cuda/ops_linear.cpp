@@ -105,31 +105,66 @@ LinearParams CudaOps::linear_params(std::span<const Job> jobs, int32_t in_featur
   return params;
 }
 
-void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs) {
+void CudaOps::launch_row(const Codec& codec, const RowParams& params) {
+  const Recorder::Mark before = recorder_.mark();
   const std::string unit = "linear_row_" + std::string(codec.unit);
-  const auto shared_bytes = static_cast<uint32_t>(x.features) * uint32_t{sizeof(uint16_t)};
-  const auto launch_kernel = [&](std::string_view name, const auto& params) {
-    const int32_t blocks = linear_row_blocks(params.linear.tiles, launches_->device().info().multiprocessors);
-    launch(unit, name, {static_cast<uint32_t>(blocks)}, kLinearThreads, params, shared_bytes);
-  };
+  std::visit(
+      [&](const auto& p) {
+        using Params = std::decay_t<decltype(p)>;
+        const std::string_view name = std::is_same_v<Params, NormLinearParams>       ? "after_norm"
+                                      : std::is_same_v<Params, NormGateLinearParams> ? "after_norm_gate"
+                                                                                     : "plain";
+        const int32_t blocks = row_blocks(p.linear);
+        launch(unit, name, {static_cast<uint32_t>(blocks)}, kLinearThreads, p,
+               static_cast<uint32_t>(p.linear.in_features) * uint32_t{sizeof(uint16_t)});
+      },
+      params);
+  row_launch_ = RowLaunch{&codec, params, before, recorder_.mark()};
+}
+
+int32_t CudaOps::row_blocks(const LinearParams& linear) const {
+  return linear_row_blocks(linear.tiles, launches_->device().info().multiprocessors);
+}
+
+void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs, RowGates gates) {
   for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
     const auto part = jobs.subspan(begin, std::min<size_t>(kMostLinearJobs, jobs.size() - begin));
-    LinearParams linear = linear_params(part, x.features, false);
+    LinearParams linear = linear_params(part, x.features, gates.largest != nullptr);
     linear.rows = 1;
     const bool is_known = known_input_ && known_input_->is(x);
-    if (is_known && known_input_->work && merges(*known_input_->work, part)) {
-      const RowWork& work = *known_input_->work;
-      recorder_.take_back(work.before);
-      if (const auto* norm = std::get_if<RmsNormParams>(&work.params))
-        launch_kernel("after_norm",
-                      NormLinearParams{*norm, reinterpret_cast<uint32_t*>(row_counters_.address()), linear});
-      else
-        launch_kernel("after_norm_gate", NormGateLinearParams{std::get<NormGateParams>(work.params), linear});
-    } else {
-      launch_kernel("plain", RowLinearParams{x.data, is_known ? known_input_->largest : nullptr,
-                                             is_known ? known_input_->parts : 0, linear});
+    if (!is_known || !known_input_->work || !merges(*known_input_->work, part)) {
+      launch_row(codec, RowLinearParams{x.data, is_known ? known_input_->largest : nullptr,
+                                        is_known ? known_input_->parts : 0, linear, {}, gates});
+      continue;
     }
+    const RowWork& work = *known_input_->work;
+    recorder_.take_back(work.before);
+    if (const auto* norm = std::get_if<RmsNormParams>(&work.params))
+      launch_row(codec,
+                 NormLinearParams{*norm, reinterpret_cast<uint32_t*>(row_counters_.address()), linear, {}, gates});
+    else
+      launch_row(codec, NormGateLinearParams{std::get<NormGateParams>(work.params), linear, {}, gates});
   }
+}
+
+bool CudaOps::convolves(Tensor x, const RowConv& conv) {
+  if (!row_launch_ || recorder_.mark() != row_launch_->after) return false;
+  RowLaunch known = *row_launch_;
+  const bool is_made = std::visit(
+      [&](auto& params) {
+        for (int32_t job = 0; job < params.linear.jobs; ++job) {
+          if (params.linear.job[job].y != x.data || params.linear.job[job].out_features != x.features) continue;
+          params.conv = conv;
+          params.conv.job = job;
+          return true;
+        }
+        return false;
+      },
+      known.params);
+  if (!is_made) return false;
+  recorder_.take_back(known.before);
+  launch_row(*known.codec, known.params);
+  return true;
 }
 
 bool CudaOps::merges(const RowWork& work, std::span<const Job> jobs) const {
@@ -152,7 +187,7 @@ bool CudaOps::merges(const RowWork& work, std::span<const Job> jobs) const {
 void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> jobs,
                           std::optional<Activation> activation) {
   const bool is_gated = activation.has_value();
-  if (!is_gated && is_row(x)) return run_row(x, codec, jobs);
+  if (!is_gated && is_row(x)) return run_row(x, codec, jobs, {});
   const size_t mark = arena_.mark();
   const Panel panel = make_panel(x);
   for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
@@ -245,6 +280,15 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   // few of them the last ones have the card to themselves (docs/kernels.md).
   if (x.rows > kTileRows && codec != nullptr && codec == device_weight(*up.weight).codec()) {
     run_records(x, *codec, std::array{Job{&gate, y}, Job{&up, {}}}, activation);
+    return y;
+  }
+  if (is_row(x) && is_row(y) && codec != nullptr && codec == device_weight(*up.weight).codec()) {
+    const std::array jobs{Job{&gate, y}, Job{&up, {}}};
+    const int32_t parts = row_blocks(linear_params(jobs, x.features, true));
+    auto* largest = take<float>(static_cast<size_t>(parts));
+    run_row(x, *codec, jobs, {largest, static_cast<int32_t>(activation)});
+    KnownInput& known = know(y);
+    known.largest = largest, known.parts = parts;
     return y;
   }
   const size_t mark = arena_.mark();

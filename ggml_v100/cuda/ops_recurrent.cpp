@@ -17,6 +17,16 @@ bool has_chunked_form(int32_t head_dim) { return head_dim == 64 || head_dim == 1
 Tensor CudaOps::causal_conv_silu(Tensor x, const ConvWeight& w, const Rows& rows, const StateRecords& history) {
   const Tensor y = create(x.rows, x.features);
   const RowTables t = tables(rows);
+  const bool is_one = x.rows == 1 && rows.sequences.size() == 1 && w.dilation == 1 && w.taps <= kMostRowTaps;
+  if (is_one && convolves(x, RowConv{.weight = w.data.get(),
+                                     .y = y.data,
+                                     .history = history.base,
+                                     .state_from = t.state_from,
+                                     .state_to = t.state_to,
+                                     .slot_values = history.stride,
+                                     .job = 0,
+                                     .taps = w.taps}))
+    return y;
   launch("causal_conv", "causal_conv", rows_grid((w.channels + 255) / 256, t.sequences), kThreads,
          CausalConvParams{.x = x.data,
                           .weight = w.data.get(),

@@ -34,32 +34,101 @@ constexpr int kMostStage = CODEC::kUnits == 1 ? 4 : CODEC::kUnits / 2;
 constexpr int kGoodStage = kUnitBytes >= 64 ? 1 : kUnitBytes > 18 ? 2 : 4;
 constexpr int kStage = kGoodStage < kMostStage ? kGoodStage : kMostStage;
 
+// One token of a channel: causal_conv.cu.
+__device__ __forceinline__ void convolve(const RowConv& conv, int channels, int channel, float x) {
+  const int from = *conv.state_from, kept = conv.taps - 1;
+  const float* old = conv.history + from * conv.slot_values + channel;
+  float token[kMostRowTaps], weight[kMostRowTaps];  // all on their way at once
+#pragma unroll
+  for (int t = 0; t < kMostRowTaps; ++t) {
+    token[t] = t < kept && from >= 0 ? old[static_cast<int64_t>(t) * channels] : 0.0f;
+    weight[t] = t <= kept ? conv.weight[static_cast<int64_t>(t) * channels + channel] : 0.0f;
+  }
+  float sum = 0.0f;
+  float* kept_at = conv.history + *conv.state_to * conv.slot_values + channel;
+#pragma unroll
+  for (int t = 0; t < kMostRowTaps; ++t) {
+    if (t > kept) continue;
+    const float now = t == kept ? x : token[t];
+    sum = fmaf(weight[t], now, sum);
+    if (t > 0) kept_at[static_cast<int64_t>(t - 1) * channels] = now;
+  }
+  conv.y[channel] = silu_f32(sum);
+}
+
+// What a warp does with the 32 outputs of a tile, one per lane.
+class Outputs {
+ public:
+  __device__ __forceinline__ Outputs(const LinearParams& linear, const RowConv& conv, const RowGates& gates)
+      : linear_(linear), conv_(conv), gates_(gates) {}
+
+  // The warp that has a tile: warps take turns, because an output that is added waits for what it is added to. Products of
+  // gates stay with one, which keeps the gate until up is there.
+  __device__ __forceinline__ int warp_of(int turn) const { return gates_.largest == nullptr ? turn % kParts : 0; }
+
+  __device__ __forceinline__ void take(int job, int feature, float sum, float row_scale) {
+    const LinearJob& done = linear_.job[job];
+    if (feature >= done.out_features) return;
+    const float y = output_of(done, done.scale, sum, row_scale, done.bias != nullptr ? done.bias[feature] : 0.0f);
+    if (gates_.largest != nullptr) return take_gated(job, feature, y);
+    float* to = done.y + feature;
+    *to = done.adds ? *to + y : y;
+    if (conv_.weight != nullptr && conv_.job == job) convolve(conv_, done.out_features, feature, *to);
+  }
+
+  // When all tiles are taken. Of one warp.
+  __device__ __forceinline__ void end() {
+    if (gates_.largest == nullptr) return;
+    most_ = warp_max(most_);
+    if (lane_id() == 0) gates_.largest[blockIdx.x] = most_;
+  }
+
+ private:
+  __device__ __forceinline__ void take_gated(int job, int feature, float y) {
+    if (job == 0) {
+      gate_ = y;
+      return;
+    }
+    const float product = activate(gates_.activation, gate_) * y;
+    linear_.job[0].y[feature] = product;
+    most_ = fmaxf(most_, fabsf(product));
+  }
+
+  const LinearParams& linear_;
+  const RowConv& conv_;
+  const RowGates& gates_;
+  float gate_ = 0.0f, most_ = 0.0f;
+};
+
 // make_row(row) writes the row's halves, of all threads together and with a barrier at its end; returns what undoes its scale.
-template <class Codec, class MakeRow>
-__device__ __forceinline__ void linear_row(const LinearParams& p, const MakeRow& make_row) {
+template <class Codec, class Params, class MakeRow>
+__device__ __forceinline__ void linear_row(const Params& params, const MakeRow& make_row) {
   extern __shared__ uint4 row_memory[];
   __shared__ float partial[2][kParts][kTileColumns];  // of this tile and of the one before it, which may still be read
+  const LinearParams& p = params.linear;
   auto* row = reinterpret_cast<uint16_t*>(row_memory);
   const int part = warp_id(), lane = lane_id();
   const int blocks = p.in_features / Codec::kValues;
-  TileStream<Codec, 1, 1, kStage> stream;
-  int tile = static_cast<int>(blockIdx.x);
-  int job = 0;
+  const bool pairs = params.gates.largest != nullptr;  // a tile of the gate, then the same of up
+  TileStream<Codec, 1, 1, kStage, true> stream;
+  int tile = static_cast<int>(blockIdx.x), job = 0;  // of the launch; with pairs of a job
   const auto begin = [&] {
-    job = job_of(p, tile);
-    const uint8_t* const records[1] = {p.job[job].weight + static_cast<int64_t>(tile - p.job[job].first_tile) * blocks *
-                                                               (32 * Codec::kBytes)};
+    if (!pairs) job = job_of(p, tile);
+    const int tile_of_job = pairs ? tile : tile - p.job[job].first_tile;
+    const uint8_t* const records[1] = {p.job[job].weight +
+                                       static_cast<int64_t>(tile_of_job) * blocks * (32 * Codec::kBytes)};
     stream.begin(records, blocks, part);
   };
   begin();
   const float row_scale = make_row(row);
+  Outputs outputs(p, params.conv, params.gates);
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
     float sums[1][1][8];
     stream.run(SharedRow{row}, sums);
-    const LinearJob& done = p.job[job];
-    const int feature = (tile - done.first_tile) * kTileColumns + lane;
-    tile += static_cast<int>(gridDim.x);
+    const int done = job, feature = (pairs ? tile : tile - p.job[job].first_tile) * kTileColumns + lane;
+    if (pairs) job = 1 - job;
+    if (!pairs || job == 0) tile += static_cast<int>(gridDim.x);
     const bool has_more = tile < p.tiles;
     if (has_more) begin();
     float(&sum_of)[kParts][kTileColumns] = partial[turn % 2];
@@ -67,16 +136,15 @@ __device__ __forceinline__ void linear_row(const LinearParams& p, const MakeRow&
     for (int i = 0; i < 8; ++i)
       if (row_of_c(lane, i) == 0) sum_of[part][column_of_c(lane, i)] = sums[0][0][i];
     __syncthreads();  // the parts written above are read below; those of two tiles before were read
-    if (part == turn % kParts && feature < done.out_features) {
+    if (part == outputs.warp_of(turn)) {
       float y = 0.0f;
 #pragma unroll
       for (int s = 0; s < kParts; ++s) y += sum_of[s][lane];
-      y = output_of(done, done.scale, y, row_scale, done.bias != nullptr ? done.bias[feature] : 0.0f);
-      float* to = done.y + feature;
-      *to = done.adds ? *to + y : y;
+      outputs.take(done, feature, y, row_scale);
     }
-    if (!has_more) return;
+    if (!has_more) break;
   }
+  if (part == 0) outputs.end();
 }
 
 // A row that a block holds, as halves.
@@ -95,7 +163,7 @@ using Row = HeldRow<kMostHeldFeatures / (4 * kThreads), kThreads>;
 static_assert(kHeldHead == 4 * kWarp);
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) plain(RowLinearParams p) {
-  linear_row<CODEC>(p.linear, [&](uint16_t* row) {
+  linear_row<CODEC>(p, [&](uint16_t* row) {
     __shared__ float row_scale;
     const int thread = static_cast<int>(threadIdx.x), features = p.linear.in_features;
     const auto load = [&](int i) { return quad_at(p.x, i); };
@@ -114,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) plain(RowLinearP
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm(NormLinearParams p) {
-  linear_row<CODEC>(p.linear, [&](uint16_t* row) {
+  linear_row<CODEC>(p, [&](uint16_t* row) {
     __shared__ float sums[kThreads / kWarp];
     __shared__ bool is_last;
     const RmsNormParams& norm = p.norm;
@@ -140,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm(NormL
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm_gate(NormGateLinearParams p) {
-  linear_row<CODEC>(p.linear, [&](uint16_t* row) {
+  linear_row<CODEC>(p, [&](uint16_t* row) {
     const int features = p.gate.heads * p.gate.head_dim;
     Row x, open;
     x.load(p.gate.x, features);

@@ -33,7 +33,10 @@ struct PanelRows {
 // scoreboards, and a wait on one that activations and weights to come share waits for both. For few rows two rounds take
 // turns, one on its way while the other is computed. From 32 rows on registers are short and half a unit's products take longer
 // than a load: the next unit comes into the registers of the one just decoded.
-template <class Codec, int kTiles, int kColumns, int kStage>
+//
+// kEarly: both rounds that take turns are asked for at the beginning, for a caller that has something to do meanwhile. Of types
+// whose blocks are units that loop is slower where nothing is to be done (measured), of others faster.
+template <class Codec, int kTiles, int kColumns, int kStage, bool kEarly>
 class TileStream {
  public:
   // Asks for what comes first of part `part` of K of the tiles whose records begin there. K has `blocks` blocks.
@@ -49,7 +52,7 @@ class TileStream {
                Codec::kLaneBytes * lane_id();
     load_headers();
     load(even_, rest_ + kLoop);
-    if constexpr (kTakeTurns) load_odd(rest_ + kLoop);
+    if constexpr (kTakeTurns && kEarly) load_odd(rest_ + kLoop);
   }
 
   // Sums over the part, of activations that begin at k = 0.
@@ -66,12 +69,13 @@ class TileStream {
     if constexpr (kTakeTurns) {
 #pragma unroll 1
       for (;;) {
+        if (!kEarly) load_odd(rest_ + kLoop);
         compute<0>(even_, rest_, x, sums);
         advance(Codec::kUnits > 1 && (rest_ & (Codec::kUnits - 1)) == 0);
         if (rest_ > 0) load(even_, rest_);
         if (has_odd(rest_ + kLoop)) compute<kStage>(odd_, rest_, x, sums);
         if (rest_ <= 0) break;
-        load_odd(rest_);
+        if (kEarly) load_odd(rest_);
         rest_ -= kLoop;
       }
     } else {
@@ -181,7 +185,7 @@ class TileStream {
 template <class Codec, int kTiles, int kColumns, int kStage>
 __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns], int rows,
                                              int blocks, int part, float (&sums)[kColumns][kTiles][8]) {
-  TileStream<Codec, kTiles, kColumns, kStage> stream;
+  TileStream<Codec, kTiles, kColumns, kStage, (Codec::kUnits > 1)> stream;
   stream.begin(records, blocks, part);
   stream.run(PanelRows<kTiles>(panel, rows), sums);
 }

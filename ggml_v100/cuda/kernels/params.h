@@ -330,12 +330,30 @@ struct LinearParams {
 // memory of 2 * in_features bytes. `linear` has no panel, row_scale, items and activation, one row, and no job writes what the
 // kernel reads. kMostRowFeatures: of in_features.
 constexpr int32_t kMostRowFeatures = 22528;
+constexpr int32_t kMostRowTaps = 8;
+// The convolution of what a job makes (CausalConvParams, dilation 1, at most kMostRowTaps taps), for the only sequence there is.
+struct RowConv {
+  const float* weight;        // [taps, channels]; nullptr: there is none
+  float* y;                   // [channels]
+  float* history;             // as CausalConvParams
+  const int32_t* state_from;  // [1]
+  const int32_t* state_to;    // [1]
+  int64_t slot_values;
+  int32_t job, taps;
+};
 constexpr int32_t kMostHeldFeatures = 8192, kHeldHead = 128;  // of rows that norms and gates are made of
+// Gate and up, jobs 0 and 1 of as many tiles, together: job 0 gets act(gate) * up, and block b the largest magnitude of its own.
+struct RowGates {
+  float* largest;      // [gridDim.x]; nullptr: jobs have nothing to do with each other
+  int32_t activation;  // as GatedParams::activation
+};
 struct RowLinearParams {
   const float* x;        // [in_features]
   const float* largest;  // [parts] magnitudes, of which one is the largest of x; nullptr: not known
   int32_t parts;
   LinearParams linear;
+  RowConv conv;
+  RowGates gates;
 };
 // Of rms_norm(x), or of rms_norm(x + added): all blocks make it, the first one writes norm.y, and x becomes x + added when all
 // have read it. At most kMostHeldFeatures features, a multiple of 4.
@@ -343,11 +361,15 @@ struct NormLinearParams {
   RmsNormParams norm;
   uint32_t* arrived;  // zero before and after
   LinearParams linear;
+  RowConv conv;
+  RowGates gates;
 };
 // Of norm_gate: heads of kHeldHead, at most kMostHeldFeatures features; y is not x.
 struct NormGateLinearParams {
   NormGateParams gate;
   LinearParams linear;
+  RowConv conv;
+  RowGates gates;
 };
 
 // Matrices of f32: the weight of a job is [out_features, in_features] f32, not packed. Blocks of 256 threads; a tile of a job

@@ -284,7 +284,7 @@ void CudaOps::activate(Tensor x, Tensor up, Activation activation) {
     known.largest = largest, known.parts = parts;
   } else if (const auto out = output_panel(x))
     launch("rows_panel", "gated_panel", {static_cast<uint32_t>(x.rows)}, kRowThreads,
-           GatedPanelParams{params, x.features, *out});
+           GatedPanelParams{params, *out, x.features});
   else
     launch_flat("rows", "gated", x.size(), params);
 }

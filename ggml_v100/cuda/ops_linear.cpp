@@ -133,8 +133,12 @@ void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs, R
     linear.rows = 1;
     const bool is_known = known_input_ && known_input_->is(x);
     if (!is_known || !known_input_->work || !merges(*known_input_->work, part)) {
-      launch_row(codec, RowLinearParams{x.data, is_known ? known_input_->largest : nullptr,
-                                        is_known ? known_input_->parts : 0, linear, {}, gates});
+      launch_row(codec, RowLinearParams{.x = x.data,
+                                        .largest = is_known ? known_input_->largest : nullptr,
+                                        .linear = linear,
+                                        .conv = {},
+                                        .gates = gates,
+                                        .parts = is_known ? known_input_->parts : 0});
       continue;
     }
     const RowWork& work = *known_input_->work;

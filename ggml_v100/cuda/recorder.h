@@ -23,13 +23,8 @@ class Recorder {
   bool is_empty() const { return program_.is_empty(); }
 
   template <class Params>
-  void launch(const Kernel& kernel, Grid grid, uint32_t threads, Params params, uint32_t shared_bytes = 0) {
+  void launch(const Kernel& kernel, Grid grid, uint32_t threads, const Params& params, uint32_t shared_bytes = 0) {
     static_assert(alignof(Params) <= kAlignment && sizeof(Params) % alignof(uint32_t) == 0);
-#if defined(__has_builtin)
-#if __has_builtin(__builtin_clear_padding)
-    __builtin_clear_padding(&params);  // else two equal lists may look different, and are recorded anew
-#endif
-#endif
     write_launch(kernel, grid, threads, &params, sizeof params, shared_bytes);
   }
   // On the device.

@@ -149,3 +149,59 @@ def test_products_of_gates_leave_the_largest_of_each_part(device: Device, n: int
     y = results[0].get()
     assert results[1].get().tobytes() == y.tobytes()
     assert np.array_equal(largest.get(), [np.abs(y[i : i + 1024]).max() for i in range(0, n, 1024)])
+
+
+@pytest.mark.parametrize("activation", [0, 1])
+@pytest.mark.parametrize(("type_name", "outputs"), [("Q8_0", 33), ("Q4_K", 161), ("F16", 300)])
+def test_gate_and_up_together(device: Device, type_name: str, outputs: int, activation: int) -> None:
+    features = 1280
+    weights = weights_of(device, type_name, features, (outputs, outputs), 4)
+    x = device.put(row_of(features, 2) * np.float32(0.02))
+    parts = [device.empty((1, outputs)) for _ in range(2)]
+    jobs = [Job(weight, y) for weight, y in zip(weights, parts, strict=True)]
+    run_linear(device, make_panel(device, x), jobs)
+    expected = device.empty((1, outputs))
+    fields: dict[str, Any] = {"gate": parts[0], "up": parts[1], "y": expected, "n": outputs, "activation": activation}
+    device.kernel("rows", "gated")(8, THREADS, "GatedParams", **fields)
+    for grid in (1, 2, weights[0].tiles):
+        y, largest = device.empty((1, outputs)), device.empty((grid,))
+        gates = struct_of("RowGates", largest=largest, activation=activation)
+        fields = {"x": x, "largest": 0, "parts": 0, "gates": gates}
+        pair = [Job(weights[0], y), Job(weights[1], y)]
+        run_linear_row(device, "plain", pair, grid, fields, "RowLinearParams", gated=True)
+        assert y.get().tobytes() == expected.get().tobytes()
+        tiles = np.abs(np.pad(y.get()[0], (0, -outputs % 32))).reshape(-1, 32).max(axis=1)
+        assert np.array_equal(largest.get(), [tiles[block::grid].max() for block in range(grid)])
+
+
+@pytest.mark.parametrize("taps", [2, 4, 8])
+@pytest.mark.parametrize(("state_from", "state_to"), [(0, 1), (2, 2), (-1, 0)])
+def test_a_row_is_convolved_with_those_before_it(device: Device, taps: int, state_from: int, state_to: int) -> None:
+    features, channels = 576, 70
+    weights = weights_of(device, "Q8_0", features, (40, channels), 4)
+    x = device.put(row_of(features, 2))
+    source = np.random.default_rng(taps)
+    taps_of = device.put(source.standard_normal((taps, channels)).astype(np.float32))
+    history = source.standard_normal((3, taps - 1, channels)).astype(np.float32)
+    states = [device.put(np.array([slot], np.int32)) for slot in (state_from, state_to)]
+    shared: dict[str, Any] = {
+        "weight": taps_of, "state_from": states[0], "state_to": states[1], "slot_values": (taps - 1) * channels,
+        "taps": taps,
+    }  # fmt: skip
+
+    plain = Outputs(device, weights, 5)
+    run_linear_row(device, "plain", plain.jobs, 2, {"x": x, "largest": 0, "parts": 0}, "RowLinearParams")
+    expected, kept = device.empty((1, channels)), device.put(history)
+    rows = [device.put(np.array([row], np.int32)) for row in (0, 1)]
+    device.kernel("causal_conv", "causal_conv")(
+        1, THREADS, "CausalConvParams", x=plain.jobs[1].y, y=expected, history=kept, first_row=rows[0],
+        end_row=rows[1], channels=channels, dilation=1, **shared,
+    )  # fmt: skip
+    for grid in (1, 5):
+        got, y, history_at = Outputs(device, weights, 5), device.empty((1, channels)), device.put(history)
+        conv = struct_of("RowConv", y=y, history=history_at, job=1, **shared)
+        fields = {"x": x, "largest": 0, "parts": 0, "conv": conv}
+        run_linear_row(device, "plain", got.jobs, grid, fields, "RowLinearParams")
+        assert got.bits() == plain.bits()
+        assert y.get().tobytes() == expected.get().tobytes()
+        assert history_at.get().tobytes() == kept.get().tobytes()

@@ -41,7 +41,7 @@ def parameter_structs() -> dict[str, type[ctypes.Structure]]:
     structs: dict[str, type[ctypes.Structure]] = {}
     for name, body in re.findall(r"struct (\w+) \{(.*?)\};", text, re.DOTALL):
         fields: list[tuple[str, Any]] = []
-        for type_name, declared in re.findall(r"(?:const )?(\w+\*?)\s+([\w\s,\[\]]+);", body):
+        for type_name, declared in re.findall(r"(?:const )?(\w+\*?)\s+([\w\s,\[\]]+)(?: = 0)?;", body):
             for field in declared.split(","):
                 match = re.fullmatch(r"\s*(\w+)(?:\[(\w+)\])?\s*", field)
                 assert match, f"params.h, {name}: '{field}' is not a field that this reader knows"

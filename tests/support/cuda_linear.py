@@ -87,10 +87,16 @@ def row_blocks(tiles: int, multiprocessors: int) -> int:
 
 
 def run_linear_row(
-    device: Device, kernel: str, jobs: Sequence[Job], blocks: int, fields: dict[str, Any], struct: str
+    device: Device,
+    kernel: str,
+    jobs: Sequence[Job],
+    blocks: int,
+    fields: dict[str, Any],
+    struct: str,
+    gated: bool = False,
 ) -> None:
     """One launch of a kernel of linear_row.cu; `fields` are those of its parameters beside `linear`."""
-    linear = struct_of("LinearParams", **linear_fields(None, jobs, None))
+    linear = struct_of("LinearParams", **linear_fields(None, jobs, 0 if gated else None))
     launch = device.kernel(f"linear_row_{jobs[0].weight.type_name.lower()}", kernel)
     launch(blocks, THREADS, struct, 2 * jobs[0].weight.in_features, **fields, linear=linear)
 

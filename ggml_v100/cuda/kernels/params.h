@@ -1,5 +1,7 @@
 // Parameters of the kernels: plain structs that the launcher fills and the kernel reads, one per kernel, passed by value.
 // Included by host and device code, so both see one layout. Pointers are device addresses; strides are in elements.
+//
+// No struct has padding (a test sees to it; `unused` takes its place): lists of launches are compared byte by byte.
 #pragma once
 
 #ifdef __CUDACC_RTC__
@@ -28,6 +30,7 @@ struct RmsNormParams {
   float* y;             // [rows, features], may be x where nothing is added
   int32_t rows, features;
   float eps;
+  int32_t unused = 0;
 };
 
 struct AddParams {
@@ -40,6 +43,7 @@ struct ScaleParams {
   float* x;  // [n], in place
   int64_t n;
   float factor;  // of scale and scaled_silu; the cap of soft_cap
+  int32_t unused = 0;
 };
 
 // Kernels whose grid is (rows, wide_blocks(features)): a thread has four features of a row, 256 apart.
@@ -68,6 +72,7 @@ struct GatedParams {
   float* y;           // [n], may be gate or up
   int64_t n;
   int32_t activation;  // 0 silu, 1 gelu: the order of v100::Activation
+  int32_t unused = 0;
 };
 
 // gated of one row, n a multiple of 4. Grid ((n + 1023) / 1024), 256 threads: block b leaves the largest magnitude that it wrote.
@@ -81,6 +86,7 @@ struct ApplyGateParams {
   float* x;           // [rows, features], in place
   const float* gate;  // [rows, gates]
   int32_t rows, features, gates;
+  int32_t unused = 0;
 };
 
 // Each head of x: rms_norm where weight is not nullptr, then the rotation.
@@ -103,6 +109,7 @@ struct NormGateParams {
   int32_t rows, heads, head_dim;
   int32_t function;  // 0 silu, 1 sigmoid: the order of v100::GateFunction
   float eps;
+  int32_t unused = 0;
 };
 
 struct GatherRowsParams {
@@ -126,6 +133,7 @@ struct FillParams {
   float* x;  // [n]
   int64_t n;
   float value;
+  int32_t unused = 0;
 };
 
 // Of each row the one before it in its sequence, or that of the record. No sequence may write a slot that another one reads.
@@ -150,6 +158,7 @@ struct RepeatStreamsParams {
   const float* x;  // [rows, features]
   float* y;        // [rows, streams, features]
   int32_t rows, features, streams;
+  int32_t unused = 0;
 };
 
 // Grid (rows, streams), 256 threads.
@@ -167,6 +176,7 @@ struct MixStreamsParams {
   const float* gate;  // [rows, streams, features]
   float* y;           // [rows, features]
   int32_t rows, features, streams;
+  int32_t unused = 0;
 };
 
 // Grid (rows, wide_blocks(features)), 256 threads.
@@ -175,6 +185,7 @@ struct AddToStreamsParams {
   const float* y;       // [rows, features]
   const float* inject;  // [rows, streams]
   int32_t rows, features, streams;
+  int32_t unused = 0;
 };
 
 // Grid (rows, streams), 256 threads.
@@ -184,6 +195,7 @@ struct GateMemoryParams {
   const float* value;  // [rows, features]
   float* y;            // [rows, streams, features], may be key or query
   int32_t rows, features, streams;
+  int32_t unused = 0;
 };
 
 // Row r belongs to block r / block_rows. Grid (rows, wide_blocks(features)), 256 threads.
@@ -208,6 +220,7 @@ struct PanelParams {
   float* row_scale;        // [rows]
   int32_t rows, features;  // features a multiple of 8
   int32_t tiles;           // those of the kernel that reads the panel: 1, 2, 4, 8; for linear_prompt.cu 16 per 128 rows
+  int32_t unused = 0;
 };
 
 // The panel of what a row-wise kernel makes, rows of at most 64. Grid (rows), kRowThreads; of rms_norm_panel kNormThreads.
@@ -215,6 +228,7 @@ struct PanelOutput {
   uint16_t* panel;   // as PanelParams::panel
   float* row_scale;  // [8 * tiles]
   int32_t tiles;     // 1, 2, 4 or 8
+  int32_t unused = 0;
 };
 struct RmsNormPanelParams {
   RmsNormParams norm;
@@ -226,8 +240,9 @@ struct NormGatePanelParams {
 };
 struct GatedPanelParams {
   GatedParams gated;  // n = rows * features
+  PanelOutput out;    // of gated.y
   int32_t features;
-  PanelOutput out;  // of gated.y
+  int32_t unused = 0;
 };
 struct ApplyGatePanelParams {
   ApplyGateParams gate;
@@ -241,6 +256,7 @@ struct RepackParams {
   int32_t out_features;
   int32_t blocks;    // of a row; of BF16, 32 values are one
   int32_t exponent;  // of BF16: values are multiplied by 2^exponent, -126 to 126
+  int32_t unused = 0;
 };
 
 // The largest magnitude among bf16 values, as its 15 bits, of each block's share. Any grid, blocks of 256 threads.
@@ -285,6 +301,7 @@ constexpr int32_t most_expert_items(int32_t slots, int32_t experts, int32_t rows
 struct ExpertWeight {
   const uint8_t* weight;
   float scale;  // of the matrix, as LinearJob's
+  int32_t unused = 0;
 };
 
 // A panel for each item, of the rows of x that its slots read. Grid (R, most_items) of 256 threads.
@@ -297,6 +314,7 @@ struct ExpertPanelParams {
   int32_t features;  // a multiple of 8
   int32_t tiles;     // R / 8
   int32_t slots_per_row;  // `used` for what is before the experts, 1 for what they made
+  int32_t unused = 0;
 };
 
 constexpr int32_t kMostLinearJobs = 8;
@@ -321,6 +339,7 @@ struct LinearParams {
   int32_t in_features;
   int32_t jobs, tiles;      // tiles: of all jobs together
   int32_t activation;       // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
+  int32_t unused = 0;
   const ExpertItem* items;  // [gridDim.y], or nullptr. With items panel and row_scale are those of ExpertPanelParams
   const int32_t* order;     // [slots], of the items
   LinearJob job[kMostLinearJobs];
@@ -346,14 +365,16 @@ constexpr int32_t kMostHeldFeatures = 8192, kHeldHead = 128;  // of rows that no
 struct RowGates {
   float* largest;      // [gridDim.x]; nullptr: jobs have nothing to do with each other
   int32_t activation;  // as GatedParams::activation
+  int32_t unused = 0;
 };
 struct RowLinearParams {
   const float* x;        // [in_features]
   const float* largest;  // [parts] magnitudes, of which one is the largest of x; nullptr: not known
-  int32_t parts;
   LinearParams linear;
   RowConv conv;
   RowGates gates;
+  int32_t parts;
+  int32_t unused = 0;
 };
 // Of rms_norm(x), or of rms_norm(x + added): all blocks make it, the first one writes norm.y, and x becomes x + added when all
 // have read it. At most kMostHeldFeatures features, a multiple of 4.
@@ -393,6 +414,7 @@ struct KvCache {
   int32_t type_k, type_v;      // KvType
   int32_t group, skew;         // query head h reads kv head (h + skew) / group
   int32_t block;               // of an index cache, KvShape::block; else 0
+  int32_t unused = 0;
 };
 
 // Grid: a warp for each row, kv head, 32 features (rounded up) and k or v, 8 to a block of 256 threads.
@@ -420,6 +442,7 @@ struct KvReadParams {
   const int32_t* where;  // place of the first in its page, then that page and those after it
   KvCache cache;
   int32_t rows;
+  int32_t unused = 0;
 };
 
 // Sparse attention: an index cache (KvCache::block > 0) has the tokens' index keys as values, stored by kv_append without k,
@@ -481,6 +504,7 @@ struct AttentionParams {
   int32_t partitions;  // decode: at least those of the longest view, counted from index 0
   int32_t row_blocks;  // of a kv head: for each sequence at least its rows * group over the rows of the kernel
   float scale;
+  int32_t unused = 0;
 };
 
 // Merges what decode left of each partition; then, if they are there, the gate of ApplyGateParams and the panel of the row.
@@ -494,6 +518,7 @@ struct AttentionCombineParams {
   uint32_t* arrived;         // with a panel: [rows], zeros before and after
   PanelOutput out;           // of y; panel is nullptr where none is wanted
   int32_t heads, partitions, gates;
+  int32_t unused = 0;
 };
 
 // Dynamic shared memory of sparse_attention_N, `heads` = N.
@@ -523,6 +548,7 @@ struct SparseAttentionParams {
   int32_t block, most;  // block: a power of 2 from 2 to 256
   int32_t partitions, head_blocks;
   float scale;
+  int32_t unused = 0;
 };
 
 // The gated delta net, one recurrent step per row (ops.h). No sequence may write a slot that another one reads.
@@ -565,6 +591,7 @@ struct DeltaNetChunksParams {
   int64_t slot_values;
   int32_t key_heads, value_heads;
   float eps;
+  int32_t unused = 0;
 };
 
 struct CausalConvParams {
@@ -578,6 +605,7 @@ struct CausalConvParams {
   const int32_t* end_row;     // [sequences], behind the last one
   int64_t slot_values;
   int32_t channels, taps, dilation;
+  int32_t unused = 0;
 };
 
 struct RouteParams {
@@ -585,6 +613,7 @@ struct RouteParams {
   int32_t* expert;              // [rows, used]
   float* weight;                // [rows, used]
   int32_t rows, experts, used;  // experts at most 1024, used at most 32
+  int32_t unused = 0;
 };
 
 struct MixExpertsParams {
@@ -592,6 +621,7 @@ struct MixExpertsParams {
   const float* weight;  // [rows, used]
   float* y;             // [rows, features]
   int32_t rows, features, used;
+  int32_t unused = 0;
 };
 
 // Rows of a table that is packed as a weight matrix is: embeddings, which may be those of the output. Those of a table of f32
@@ -602,6 +632,7 @@ struct EmbedParams {
   float* y;               // [rows, features]
   int32_t rows, features;
   int32_t exponent;  // y is 2^exponent, -126 to 126, times what the table says; 0 but for BF16
+  int32_t unused = 0;
 };
 
 // Where a row's first NaN or +infinity stands. Grid (any, rows), 256 threads.
@@ -609,6 +640,7 @@ struct FindFlawsParams {
   const float* logits;  // [rows, n]
   int32_t* first;       // [rows], at least n before (memory set to 0x7f bytes), and after where there is none
   int32_t n;
+  int32_t unused = 0;
 };
 
 // Grid (any, rows), 256 threads.
@@ -618,6 +650,7 @@ struct MaskLogitsParams {
   const uint32_t* masks;        // [masks, words]
   const int32_t* mask_of;       // [rows], -1: none
   int32_t n, words, first_bit;  // column c is bit (c + first_bit) % 32 of word (c + first_bit) / 32
+  int32_t unused = 0;
 };
 
 // Sums of e^(value - largest) of each chunk of 2048 values, in the order of sampling/row_scan.cpp. Grid (chunks, rows), 512

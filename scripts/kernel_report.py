@@ -63,7 +63,7 @@ class Budget(NamedTuple):
 
 
 def read_budgets(source: Path) -> dict[str, Budget]:
-    """The budget lines of a kernel file by kernel name, UNIT/NAME for that of one unit; `*` is for all others."""
+    """The budget lines of a kernel file by kernel name; `*` is for all others."""
     found = {}
     for match in BUDGET.finditer(source.read_text()):
         numbers = (int(match[key] or 0) for key in ("threads", "registers", "shared", "stack"))
@@ -170,7 +170,7 @@ def report(folder: Path) -> list[Row]:
     for unit in compile_kernels.read_units():
         budgets = read_budgets(unit.source)
         for kernel in read_cubin(folder / f"{unit.name}.cubin"):
-            budget = budgets.get(f"{unit.name}/{kernel.name}") or budgets.get(kernel.name) or budgets.get("*")
+            budget = budgets.get(kernel.name) or budgets.get("*")
             blocks = blocks_per_sm(kernel, budget.threads) if budget else None
             loop = kernel.main_loop()
             costs = {}

@@ -24,12 +24,6 @@ int32_t panel_tiles(int32_t rows) {
   return rows <= 8 ? 1 : rows <= 16 ? 2 : rows <= 32 ? 4 : 8;
 }
 
-// Of 32 weights, rounded down.
-int32_t unit_bytes(const Codec& codec) {
-  const QuantTraits& type = traits(codec.type);
-  return kPanelStep * type.block_bytes / type.block_values;
-}
-
 LinearJob job_of(const Linear& layer, float* y, int32_t first_tile, bool adds) {
   const DeviceWeight& weight = device_weight(*layer.weight);
   return {.weight = reinterpret_cast<const uint8_t*>(weight.address()),
@@ -95,12 +89,9 @@ void CudaOps::launch_records(const Codec& codec, const LinearParams& params, boo
            params);
     return;
   }
-  const int32_t groups = linear_groups(rows, params.tiles, is_gated);
-  const int32_t block_groups = linear_block_groups(rows, unit_bytes(codec), groups, params.items != nullptr,
-                                                   launches_->device().info().multiprocessors);
+  const int32_t block_tiles = is_gated ? 1 : linear_tiles(rows);
   launch("linear_" + std::string(codec.unit), prefix + "rows" + std::to_string(rows),
-         rows_grid((groups + block_groups - 1) / block_groups, items),
-         static_cast<uint32_t>(block_groups * kLinearThreads), params);
+         rows_grid((params.tiles + block_tiles - 1) / block_tiles, items), kLinearThreads, params);
 }
 
 LinearParams CudaOps::linear_params(std::span<const Job> jobs, int32_t in_features, bool is_gated) {

@@ -1,12 +1,9 @@
 """Times linear layers on the machine's card: up to 64 rows against its copy bandwidth, measured in the same run.
 
     V100_KERNELS_DIR=DIR PYTHONPATH=tests:ggml_v100/cuda python scripts/bench/cuda_linear.py [--types Q8_0] [--rows 1 8]
-                                                                                             [--threads 256]
 
 On cards newer than the V100 the tensor instruction is emulated and its time says nothing: compile with
 `compile_kernels.py --bench` there, which leaves it out, and read the figures as those of the loads alone.
-
-Blocks of streaming kernels have the threads that the launcher chooses, or those of --threads where the kernel may.
 
 More rows go through both tiles of the prompt kernels. Their rate `as a V100` is that of 80 such SMs at 1.53 GHz: how
 fast a V100 would feed its tensor cores, if its SMs did everything else in as many clocks.
@@ -29,9 +26,7 @@ from support.cuda_linear import (
     Job,
     Panel,
     Weight,
-    launcher_threads,
     make_panel,
-    most_threads,
     row_blocks,
     run_linear,
     run_linear_prompt,
@@ -87,29 +82,23 @@ def copy_bandwidth(device: Device) -> float:
     return 2 * a.bytes / (device.milliseconds(lambda: copy(device, b.address, a.address, a.bytes)) * 1e-3)
 
 
-def time_linear(device: Device, weights: list[Weight], panel: Panel, y: Array, how: int | str) -> float:
-    """Seconds of one launch: of a streaming kernel with so many threads, or of the prompt kernel with this tile."""
+def time_linear(device: Device, weights: list[Weight], panel: Panel, y: Array, tile: str | None = None) -> float:
+    """Seconds of one launch: of a streaming kernel, or of the prompt kernel with this tile."""
 
     def work() -> None:
         for weight in weights:
-            if isinstance(how, int):
-                run_linear(device, panel, [Job(weight, y)], threads=how)
+            if tile is None:
+                run_linear(device, panel, [Job(weight, y)])
             else:
-                run_linear_prompt(device, panel, [Job(weight, y)], how)
+                run_linear_prompt(device, panel, [Job(weight, y)], tile)
 
     return device.milliseconds(device.graph(work), REPEATS) * 1e-3 / len(weights)
 
 
-def streaming_line(
-    device: Device, weights: list[Weight], x: Array, y: Array, bandwidth: float, threads: int | None
-) -> str:
-    panel = make_panel(device, x)
-    if threads is None:
-        threads = launcher_threads(device, panel, [Job(weights[0], y)])
-    threads = min(threads, most_threads(panel, weights[0].type_name))
-    seconds = time_linear(device, weights, panel, y, threads)
+def streaming_line(device: Device, weights: list[Weight], x: Array, y: Array, bandwidth: float) -> str:
+    seconds = time_linear(device, weights, make_panel(device, x), y)
     rate = weights[0].packed.bytes / seconds
-    return f"{seconds * 1e6:7.1f} us {rate / 1e9:7.0f} GB/s {rate / bandwidth:7.1%} of copy ({threads} threads)"
+    return f"{seconds * 1e6:7.1f} us {rate / 1e9:7.0f} GB/s {rate / bandwidth:7.1%} of copy"
 
 
 def row_line(device: Device, weights: list[Weight], x: Array, y: Array, bandwidth: float) -> str:
@@ -137,7 +126,6 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0", "Q4_K", "Q6_K"], choices=TYPES + RARE_TYPES)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 32, 64])
-    parser.add_argument("--threads", type=int, choices=[256, 512], help="of a block, where the kernel may have them")
     arguments = parser.parse_args()
     device = open_device()
     bandwidth = copy_bandwidth(device)
@@ -155,8 +143,7 @@ def main() -> None:
                 if rows == 1:
                     print(head, row_line(device, weights, device.put(x), y, bandwidth), flush=True)
                 if rows <= MOST_STREAMED_ROWS:
-                    line = streaming_line(device, weights, device.put(x), y, bandwidth, arguments.threads)
-                    print(head, line, flush=True)
+                    print(head, streaming_line(device, weights, device.put(x), y, bandwidth), flush=True)
                     continue
                 for tile in PROMPT_TILES:
                     print(head, prompt_line(device, weights, device.put(x), y, tile), flush=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support.cuda_device import Array, CudaError, Device
-from support.cuda_linear import THREADS, Job, make_panel, most_threads, pack, run_linear
+from support.cuda_device import Array, Device
+from support.cuda_linear import Job, make_panel, pack, run_linear
 from support.linear_rows import activations, assert_close
 from support.random_blocks import TYPES, block_size, random_rows
 
@@ -86,46 +86,6 @@ def test_several_weights_in_one_launch_have_the_bits_of_single_launches(
     run_linear(device, panel, [Job(weights[1], plain[1])])
     assert np.array_equal(together[0].y.get(), before[0] + plain[0].get())
     assert np.array_equal(together[1].y.get(), plain[1].get() * np.float32(0.37) + bias)
-
-
-@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ2_XXS", "F16"])
-def test_blocks_of_two_groups_give_the_bits_of_blocks_of_one(device: Device, type_name: str) -> None:
-    source = np.random.default_rng(sum(type_name.encode()))
-    features = 640 if block_size(type_name)[0] == 32 else 2560
-    weights, ups = (
-        {
-            size: pack(device, type_name, random_rows(type_name, size, features, source)[0], features)
-            for size in (20, 33, 70, 160, 219)  # 1, 2, 3, 5 and 7 tiles
-        }
-        for _ in range(2)
-    )
-    bias = device.put(source.standard_normal(70).astype(np.float32))
-    launches: list[tuple[tuple[int, ...], int | None]] = [((size,), None) for size in weights]
-    launches += [((70, 20, 160), None), ((33, 219, 20, 20), None)]  # 9 and 11 tiles
-    launches += [((size, size), i % 2) for i, size in enumerate(weights)]
-    for rows in (9, 16, 17, 25, 32):
-        x = (source.standard_normal((rows, features)) * 0.1).astype(np.float32)
-        panel = make_panel(device, device.put(x))
-        may_have_two = type_name != "F16" or rows <= 16
-        assert most_threads(panel, type_name) == (2 if may_have_two else 1) * THREADS
-        for sizes, activation in launches:
-            before = source.standard_normal((rows, sizes[0])).astype(np.float32)
-            found: list[list[NDArray[np.float32]]] = []
-            for threads in (THREADS, 2 * THREADS):
-                jobs = [Job(weights[size], device.empty((rows, size)), scale=0.37) for size in sizes]
-                if activation is not None:
-                    jobs[1] = jobs[1]._replace(weight=ups[sizes[1]])
-                jobs[0] = jobs[0]._replace(y=device.put(before), adds=True, bias=bias if sizes[0] == 70 else None)
-                if threads > THREADS and not may_have_two:
-                    with pytest.raises(CudaError, match="cuLaunchKernel"):
-                        run_linear(device, panel, jobs, activation, threads)
-                    continue
-                run_linear(device, panel, jobs, activation, threads)
-                found.append([job.y.get() for job in (jobs if activation is None else jobs[:1])])
-                assert np.isfinite(np.concatenate(found[-1], axis=1)).all(), (rows, sizes, activation, threads)
-            for one, two in zip(found[0], found[-1], strict=True):
-                assert np.array_equal(one.view(np.uint32), two.view(np.uint32)), (rows, sizes, activation)
-            assert (found[0][0] != before).any(axis=1).all()
 
 
 @pytest.mark.parametrize("type_name", TYPES)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.cuda_device import Array, Device, linear_job, parameter_structs, struct_of
 from support.random_blocks import block_size
 
-THREADS = 256  # kLinearThreads, those of a group, among others
+THREADS = 256
 NORM_THREADS, ROW_THREADS = 256, 512  # of params.h
 ROW_TILES = {8: 1, 16: 2, 32: 4, 64: 8}  # by the most rows of a kernel
 PROMPT_ROWS = 128  # kPromptRows
@@ -70,45 +70,14 @@ class Job(NamedTuple):
     adds: bool = False
 
 
-def most_linear_groups(most_rows: int, unit_bytes: int) -> int:
-    """Of linear_shape.h, as the two below."""
-    return 2 if most_rows == 16 or (most_rows == 32 and unit_bytes < 64) else 1
-
-
-def linear_groups(most_rows: int, tiles: int, gated: bool) -> int:
-    return tiles if gated or most_rows == 8 else -(-tiles // 2)
-
-
-def linear_block_groups(most_rows: int, unit_bytes: int, groups: int, has_items: bool, multiprocessors: int) -> int:
-    return most_linear_groups(most_rows, unit_bytes) if not has_items and groups >= 3 * multiprocessors else 1
-
-
-def most_threads(panel: Panel, type_name: str) -> int:
-    """That a block of the streaming kernel for the panel may have."""
-    return THREADS * most_linear_groups(panel.most_rows, unit_bytes(type_name))
-
-
-def launcher_threads(device: Device, panel: Panel, jobs: Sequence[Job], activation: int | None = None) -> int:
-    """Those that the launcher would choose for `run_linear`."""
+def run_linear(device: Device, panel: Panel, jobs: Sequence[Job], activation: int | None = None) -> None:
+    """One launch of a streaming kernel: every job, or with an activation job 0 as the gate of job 1."""
     gated = activation is not None
-    groups = linear_groups(panel.most_rows, launch_tiles(jobs, gated), gated)
-    size = unit_bytes(jobs[0].weight.type_name)
-    return THREADS * linear_block_groups(panel.most_rows, size, groups, False, device.multiprocessors)
-
-
-def run_linear(
-    device: Device, panel: Panel, jobs: Sequence[Job], activation: int | None = None, threads: int | None = None
-) -> None:
-    """One launch of a streaming kernel: every job, or with an activation job 0 as the gate of job 1.
-
-    threads: of a block, by default those of one group.
-    """
-    gated = activation is not None
-    threads = threads or THREADS
-    grid = -(-linear_groups(panel.most_rows, launch_tiles(jobs, gated), gated) * THREADS // threads)
+    tiles = launch_tiles(jobs, gated)
+    grid = tiles if gated or panel.most_rows == 8 else -(-tiles // 2)  # linear_shape.h
     name = f"{'gated_' if gated else ''}rows{panel.most_rows}"
     launch = device.kernel(f"linear_{jobs[0].weight.type_name.lower()}", name)
-    launch(grid, threads, "LinearParams", **linear_fields(panel, jobs, activation))
+    launch(grid, THREADS, "LinearParams", **linear_fields(panel, jobs, activation))
 
 
 def row_blocks(tiles: int, multiprocessors: int) -> int:
@@ -141,12 +110,6 @@ def run_linear_prompt(
     grid = -(-panel.rows // rows) * -(-launch_tiles(jobs, gated) // (columns // (64 if gated else 32)))
     launch = device.kernel(f"linear_prompt_{jobs[0].weight.type_name.lower()}", f"{'gated_' if gated else ''}{tile}")
     launch(grid, threads, "LinearParams", **linear_fields(panel, jobs, activation))
-
-
-def unit_bytes(type_name: str) -> int:
-    """Of 32 weights, rounded down."""
-    values, size = block_size(type_name)
-    return 32 * size // values
 
 
 def launch_tiles(jobs: Sequence[Job], gated: bool) -> int:

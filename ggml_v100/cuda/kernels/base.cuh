@@ -16,18 +16,6 @@ constexpr uint32_t kAllLanes = 0xffffffffu;
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) & (kWarp - 1); }
 __device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
 
-// The same, read anew. For what comes after a loop that has no register to spare: the compiler keeps there what it has made of
-// warp_id() before, and has something else go to memory in every round.
-__device__ __forceinline__ int warp_id_again() {
-#ifdef V100_EMULATED
-  return warp_id();
-#else
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread / kWarp;
-#endif
-}
-
 // The features of a thread in kernels of grid (rows, wide_blocks(features)) and 256 threads: body(i) for each.
 template <class Body>
 __device__ __forceinline__ void for_features(int32_t features, const Body& body) {

@@ -208,9 +208,7 @@ class CudaOps final : public Ops {
   };
   KnownInput& know(Tensor x);
   // Of one row.
-  // With gates the jobs are the gate and up (RowGates).
-  void run_row(Tensor x, const Codec& codec, std::span<const Job> jobs, RowGates gates);
-  int32_t row_blocks(const LinearParams& linear) const;
+  void run_row(Tensor x, const Codec& codec, std::span<const Job> jobs);
   using RowParams = std::variant<RowLinearParams, NormLinearParams, NormGateLinearParams>;
   struct RowLaunch {
     const Codec* codec;

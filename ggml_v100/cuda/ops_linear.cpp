@@ -114,7 +114,7 @@ void CudaOps::launch_row(const Codec& codec, const RowParams& params) {
         const std::string_view name = std::is_same_v<Params, NormLinearParams>       ? "after_norm"
                                       : std::is_same_v<Params, NormGateLinearParams> ? "after_norm_gate"
                                                                                      : "plain";
-        const int32_t blocks = row_blocks(p.linear);
+        const int32_t blocks = linear_row_blocks(p.linear.tiles, launches_->device().info().multiprocessors);
         launch(unit, name, {static_cast<uint32_t>(blocks)}, kLinearThreads, p,
                static_cast<uint32_t>(p.linear.in_features) * uint32_t{sizeof(uint16_t)});
       },
@@ -122,14 +122,10 @@ void CudaOps::launch_row(const Codec& codec, const RowParams& params) {
   row_launch_ = RowLaunch{&codec, params, before, recorder_.mark()};
 }
 
-int32_t CudaOps::row_blocks(const LinearParams& linear) const {
-  return linear_row_blocks(linear.tiles, launches_->device().info().multiprocessors);
-}
-
-void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs, RowGates gates) {
+void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs) {
   for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
     const auto part = jobs.subspan(begin, std::min<size_t>(kMostLinearJobs, jobs.size() - begin));
-    LinearParams linear = linear_params(part, x.features, gates.largest != nullptr);
+    LinearParams linear = linear_params(part, x.features, false);
     linear.rows = 1;
     const bool is_known = known_input_ && known_input_->is(x);
     if (!is_known || !known_input_->work || !merges(*known_input_->work, part)) {
@@ -137,7 +133,6 @@ void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs, R
                                         .largest = is_known ? known_input_->largest : nullptr,
                                         .linear = linear,
                                         .conv = {},
-                                        .gates = gates,
                                         .parts = is_known ? known_input_->parts : 0});
       continue;
     }
@@ -145,9 +140,9 @@ void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs, R
     recorder_.take_back(work.before);
     if (const auto* norm = std::get_if<RmsNormParams>(&work.params))
       launch_row(codec,
-                 NormLinearParams{*norm, reinterpret_cast<uint32_t*>(row_counters_.address()), linear, {}, gates});
+                 NormLinearParams{*norm, reinterpret_cast<uint32_t*>(row_counters_.address()), linear, {}});
     else
-      launch_row(codec, NormGateLinearParams{std::get<NormGateParams>(work.params), linear, {}, gates});
+      launch_row(codec, NormGateLinearParams{std::get<NormGateParams>(work.params), linear, {}});
   }
 }
 
@@ -191,7 +186,7 @@ bool CudaOps::merges(const RowWork& work, std::span<const Job> jobs) const {
 void CudaOps::run_records(Tensor x, const Codec& codec, std::span<const Job> jobs,
                           std::optional<Activation> activation) {
   const bool is_gated = activation.has_value();
-  if (!is_gated && is_row(x)) return run_row(x, codec, jobs, {});
+  if (!is_gated && is_row(x)) return run_row(x, codec, jobs);
   const size_t mark = arena_.mark();
   const Panel panel = make_panel(x);
   for (size_t begin = 0; begin < jobs.size(); begin += kMostLinearJobs) {
@@ -284,15 +279,6 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   // few of them the last ones have the card to themselves (docs/kernels.md).
   if (x.rows > kTileRows && codec != nullptr && codec == device_weight(*up.weight).codec()) {
     run_records(x, *codec, std::array{Job{&gate, y}, Job{&up, {}}}, activation);
-    return y;
-  }
-  if (is_row(x) && is_row(y) && codec != nullptr && codec == device_weight(*up.weight).codec()) {
-    const std::array jobs{Job{&gate, y}, Job{&up, {}}};
-    const int32_t parts = row_blocks(linear_params(jobs, x.features, true));
-    auto* largest = take<float>(static_cast<size_t>(parts));
-    run_row(x, *codec, jobs, {largest, static_cast<int32_t>(activation)});
-    KnownInput& known = know(y);
-    known.largest = largest, known.parts = parts;
     return y;
   }
   const size_t mark = arena_.mark();

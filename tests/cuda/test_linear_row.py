@@ -151,29 +151,6 @@ def test_products_of_gates_leave_the_largest_of_each_part(device: Device, n: int
     assert np.array_equal(largest.get(), [np.abs(y[i : i + 1024]).max() for i in range(0, n, 1024)])
 
 
-@pytest.mark.parametrize("activation", [0, 1])
-@pytest.mark.parametrize(("type_name", "outputs"), [("Q8_0", 33), ("Q4_K", 161), ("F16", 300)])
-def test_gate_and_up_together(device: Device, type_name: str, outputs: int, activation: int) -> None:
-    features = 1280
-    weights = weights_of(device, type_name, features, (outputs, outputs), 4)
-    x = device.put(row_of(features, 2) * np.float32(0.02))
-    parts = [device.empty((1, outputs)) for _ in range(2)]
-    jobs = [Job(weight, y) for weight, y in zip(weights, parts, strict=True)]
-    run_linear(device, make_panel(device, x), jobs)
-    expected = device.empty((1, outputs))
-    fields: dict[str, Any] = {"gate": parts[0], "up": parts[1], "y": expected, "n": outputs, "activation": activation}
-    device.kernel("rows", "gated")(8, THREADS, "GatedParams", **fields)
-    for grid in (1, 2, weights[0].tiles):
-        y, largest = device.empty((1, outputs)), device.empty((grid,))
-        gates = struct_of("RowGates", largest=largest, activation=activation)
-        fields = {"x": x, "largest": 0, "parts": 0, "gates": gates}
-        pair = [Job(weights[0], y), Job(weights[1], y)]
-        run_linear_row(device, "plain", pair, grid, fields, "RowLinearParams", gated=True)
-        assert y.get().tobytes() == expected.get().tobytes()
-        tiles = np.abs(np.pad(y.get()[0], (0, -outputs % 32))).reshape(-1, 32).max(axis=1)
-        assert np.array_equal(largest.get(), [tiles[block::grid].max() for block in range(grid)])
-
-
 @pytest.mark.parametrize("taps", [2, 4, 8])
 @pytest.mark.parametrize(("state_from", "state_to"), [(0, 1), (2, 2), (-1, 0)])
 def test_a_row_is_convolved_with_those_before_it(device: Device, taps: int, state_from: int, state_to: int) -> None:

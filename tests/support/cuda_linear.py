@@ -87,16 +87,10 @@ def row_blocks(tiles: int, multiprocessors: int) -> int:
 
 
 def run_linear_row(
-    device: Device,
-    kernel: str,
-    jobs: Sequence[Job],
-    blocks: int,
-    fields: dict[str, Any],
-    struct: str,
-    gated: bool = False,
+    device: Device, kernel: str, jobs: Sequence[Job], blocks: int, fields: dict[str, Any], struct: str
 ) -> None:
     """One launch of a kernel of linear_row.cu; `fields` are those of its parameters beside `linear`."""
-    linear = struct_of("LinearParams", **linear_fields(None, jobs, 0 if gated else None))
+    linear = struct_of("LinearParams", **linear_fields(None, jobs, None))
     launch = device.kernel(f"linear_row_{jobs[0].weight.type_name.lower()}", kernel)
     launch(blocks, THREADS, struct, 2 * jobs[0].weight.in_features, **fields, linear=linear)
 

@@ -56,79 +56,34 @@ __device__ __forceinline__ void convolve(const RowConv& conv, int channels, int 
   conv.y[channel] = silu_f32(sum);
 }
 
-// What a warp does with the 32 outputs of a tile, one per lane.
-class Outputs {
- public:
-  __device__ __forceinline__ Outputs(const LinearParams& linear, const RowConv& conv, const RowGates& gates)
-      : linear_(linear), conv_(conv), gates_(gates) {}
-
-  // The warp that has a tile: warps take turns, because an output that is added waits for what it is added to. Products of
-  // gates stay with one, which keeps the gate until up is there.
-  __device__ __forceinline__ int warp_of(int turn) const { return gates_.largest == nullptr ? turn % kParts : 0; }
-
-  __device__ __forceinline__ void take(int job, int feature, float sum, float row_scale) {
-    const LinearJob& done = linear_.job[job];
-    if (feature >= done.out_features) return;
-    const float y = output_of(done, done.scale, sum, row_scale, done.bias != nullptr ? done.bias[feature] : 0.0f);
-    if (gates_.largest != nullptr) return take_gated(job, feature, y);
-    float* to = done.y + feature;
-    *to = done.adds ? *to + y : y;
-    if (conv_.weight != nullptr && conv_.job == job) convolve(conv_, done.out_features, feature, *to);
-  }
-
-  // When all tiles are taken. Of one warp.
-  __device__ __forceinline__ void end() {
-    if (gates_.largest == nullptr) return;
-    most_ = warp_max(most_);
-    if (lane_id() == 0) gates_.largest[blockIdx.x] = most_;
-  }
-
- private:
-  __device__ __forceinline__ void take_gated(int job, int feature, float y) {
-    if (job == 0) {
-      gate_ = y;
-      return;
-    }
-    const float product = activate(gates_.activation, gate_) * y;
-    linear_.job[0].y[feature] = product;
-    most_ = fmaxf(most_, fabsf(product));
-  }
-
-  const LinearParams& linear_;
-  const RowConv& conv_;
-  const RowGates& gates_;
-  float gate_ = 0.0f, most_ = 0.0f;
-};
-
 // make_row(row) writes the row's halves, of all threads together and with a barrier at its end; returns what undoes its scale.
 template <class Codec, class Params, class MakeRow>
 __device__ __forceinline__ void linear_row(const Params& params, const MakeRow& make_row) {
   extern __shared__ uint4 row_memory[];
   __shared__ float partial[2][kParts][kTileColumns];  // of this tile and of the one before it, which may still be read
   const LinearParams& p = params.linear;
+  const RowConv& conv = params.conv;
   auto* row = reinterpret_cast<uint16_t*>(row_memory);
   const int part = warp_id(), lane = lane_id();
   const int blocks = p.in_features / Codec::kValues;
-  const bool pairs = params.gates.largest != nullptr;  // a tile of the gate, then the same of up
   TileStream<Codec, 1, 1, kStage, true> stream;
-  int tile = static_cast<int>(blockIdx.x), job = 0;  // of the launch; with pairs of a job
+  int tile = static_cast<int>(blockIdx.x), job = 0;
   const auto begin = [&] {
-    if (!pairs) job = job_of(p, tile);
-    const int tile_of_job = pairs ? tile : tile - p.job[job].first_tile;
-    const uint8_t* const records[1] = {p.job[job].weight +
-                                       static_cast<int64_t>(tile_of_job) * blocks * (32 * Codec::kBytes)};
+    job = job_of(p, tile);
+    const uint8_t* const records[1] = {p.job[job].weight + static_cast<int64_t>(tile - p.job[job].first_tile) * blocks *
+                                                               (32 * Codec::kBytes)};
     stream.begin(records, blocks, part);
   };
   begin();
   const float row_scale = make_row(row);
-  Outputs outputs(p, params.conv, params.gates);
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
     float sums[1][1][8];
     stream.run(SharedRow{row}, sums);
-    const int done = job, feature = (pairs ? tile : tile - p.job[job].first_tile) * kTileColumns + lane;
-    if (pairs) job = 1 - job;
-    if (!pairs || job == 0) tile += static_cast<int>(gridDim.x);
+    const int done_job = job;
+    const LinearJob& done = p.job[done_job];
+    const int feature = (tile - done.first_tile) * kTileColumns + lane;
+    tile += static_cast<int>(gridDim.x);
     const bool has_more = tile < p.tiles;
     if (has_more) begin();
     float(&sum_of)[kParts][kTileColumns] = partial[turn % 2];
@@ -136,15 +91,19 @@ __device__ __forceinline__ void linear_row(const Params& params, const MakeRow& 
     for (int i = 0; i < 8; ++i)
       if (row_of_c(lane, i) == 0) sum_of[part][column_of_c(lane, i)] = sums[0][0][i];
     __syncthreads();  // the parts written above are read below; those of two tiles before were read
-    if (part == outputs.warp_of(turn)) {
+    // Warps take turns: an output that is added waits for what it is added to.
+    if (part == turn % kParts && feature < done.out_features) {
       float y = 0.0f;
 #pragma unroll
       for (int s = 0; s < kParts; ++s) y += sum_of[s][lane];
-      outputs.take(done, feature, y, row_scale);
+      y = output_of(done, done.scale, y, row_scale, done.bias != nullptr ? done.bias[feature] : 0.0f);
+      float* to = done.y + feature;
+      if (done.adds) y = *to + y;
+      *to = y;
+      if (conv.weight != nullptr && conv.job == done_job) convolve(conv, done.out_features, feature, y);
     }
-    if (!has_more) break;
+    if (!has_more) return;
   }
-  if (part == 0) outputs.end();
 }
 
 // A row that a block holds, as halves.

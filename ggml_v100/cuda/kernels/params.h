@@ -361,18 +361,11 @@ struct RowConv {
   int32_t job, taps;
 };
 constexpr int32_t kMostHeldFeatures = 8192, kHeldHead = 128;  // of rows that norms and gates are made of
-// Gate and up, jobs 0 and 1 of as many tiles, together: job 0 gets act(gate) * up, and block b the largest magnitude of its own.
-struct RowGates {
-  float* largest;      // [gridDim.x]; nullptr: jobs have nothing to do with each other
-  int32_t activation;  // as GatedParams::activation
-  int32_t unused = 0;
-};
 struct RowLinearParams {
   const float* x;        // [in_features]
   const float* largest;  // [parts] magnitudes, of which one is the largest of x; nullptr: not known
   LinearParams linear;
   RowConv conv;
-  RowGates gates;
   int32_t parts;
   int32_t unused = 0;
 };
@@ -383,14 +376,12 @@ struct NormLinearParams {
   uint32_t* arrived;  // zero before and after
   LinearParams linear;
   RowConv conv;
-  RowGates gates;
 };
 // Of norm_gate: heads of kHeldHead, at most kMostHeldFeatures features; y is not x.
 struct NormGateLinearParams {
   NormGateParams gate;
   LinearParams linear;
   RowConv conv;
-  RowGates gates;
 };
 
 // Matrices of f32: the weight of a job is [out_features, in_features] f32, not packed. Blocks of 256 threads; a tile of a job

@@ -34,6 +34,15 @@ constexpr int kMostStage = CODEC::kUnits == 1 ? 4 : CODEC::kUnits / 2;
 constexpr int kGoodStage = kUnitBytes >= 64 ? 1 : kUnitBytes > 18 ? 2 : 4;
 constexpr int kStage = kGoodStage < kMostStage ? kGoodStage : kMostStage;
 
+// What convolve will read of a channel, into L2.
+__device__ __forceinline__ void prefetch_taps(const RowConv& conv, int channels, int channel) {
+  const int from = max(*conv.state_from, 0);
+  for (int t = 0; t < conv.taps; ++t) {
+    if (t + 1 < conv.taps) prefetch(conv.history + from * conv.slot_values + static_cast<int64_t>(t) * channels + channel);
+    prefetch(conv.weight + static_cast<int64_t>(t) * channels + channel);
+  }
+}
+
 // One token of a channel: causal_conv.cu.
 __device__ __forceinline__ void convolve(const RowConv& conv, int channels, int channel, float x) {
   const int from = *conv.state_from, kept = conv.taps - 1;
@@ -56,14 +65,15 @@ __device__ __forceinline__ void convolve(const RowConv& conv, int channels, int 
   conv.y[channel] = silu_f32(sum);
 }
 
-// make_row(row) writes the row's halves, of all threads together and with a barrier at its end; returns what undoes its scale.
-template <class Codec, class Params, class MakeRow>
-__device__ __forceinline__ void linear_row(const Params& params, const MakeRow& make_row) {
+// Row has load(), which asks for what the row is made of, and make(halves), of all threads together and with a barrier at its
+// end, which returns what undoes the scale of the halves. What is asked for behind the first weights would come behind them.
+template <class Codec, class Row, class Params>
+__device__ __forceinline__ void linear_row(const Params& params, Row row) {
   extern __shared__ uint4 row_memory[];
   __shared__ float partial[2][kParts][kTileColumns];  // of this tile and of the one before it, which may still be read
   const LinearParams& p = params.linear;
   const RowConv& conv = params.conv;
-  auto* row = reinterpret_cast<uint16_t*>(row_memory);
+  auto* halves = reinterpret_cast<uint16_t*>(row_memory);
   const int part = warp_id(), lane = lane_id();
   const int blocks = p.in_features / Codec::kValues;
   TileStream<Codec, 1, 1, kStage, true> stream;
@@ -74,15 +84,21 @@ __device__ __forceinline__ void linear_row(const Params& params, const MakeRow& 
                                                                (32 * Codec::kBytes)};
     stream.begin(records, blocks, part);
   };
+  row.load();
   begin();
-  const float row_scale = make_row(row);
+  const float row_scale = row.make(halves);
 #pragma unroll 1
   for (int turn = 0;; ++turn) {
-    float sums[1][1][8];
-    stream.run(SharedRow{row}, sums);
+    // Warps take turns with the outputs of a tile. What an output is added to is there when it is needed.
+    const bool is_mine = part == turn % kParts;
     const int done_job = job;
     const LinearJob& done = p.job[done_job];
     const int feature = (tile - done.first_tile) * kTileColumns + lane;
+    const bool is_output = is_mine && feature < done.out_features;
+    const float before = is_output && done.adds ? done.y[feature] : 0.0f;
+    if (is_output && conv.weight != nullptr && conv.job == done_job) prefetch_taps(conv, done.out_features, feature);
+    float sums[1][1][8];
+    stream.run(SharedRow{halves}, sums);
     tile += static_cast<int>(gridDim.x);
     const bool has_more = tile < p.tiles;
     if (has_more) begin();
@@ -91,66 +107,78 @@ __device__ __forceinline__ void linear_row(const Params& params, const MakeRow& 
     for (int i = 0; i < 8; ++i)
       if (row_of_c(lane, i) == 0) sum_of[part][column_of_c(lane, i)] = sums[0][0][i];
     __syncthreads();  // the parts written above are read below; those of two tiles before were read
-    // Warps take turns: an output that is added waits for what it is added to.
-    if (part == turn % kParts && feature < done.out_features) {
+    if (is_output) {
       float y = 0.0f;
 #pragma unroll
       for (int s = 0; s < kParts; ++s) y += sum_of[s][lane];
       y = output_of(done, done.scale, y, row_scale, done.bias != nullptr ? done.bias[feature] : 0.0f);
-      float* to = done.y + feature;
-      if (done.adds) y = *to + y;
-      *to = y;
+      if (done.adds) y = before + y;
+      done.y[feature] = y;
       if (conv.weight != nullptr && conv.job == done_job) convolve(conv, done.out_features, feature, y);
     }
     if (!has_more) return;
   }
 }
 
-// A row that a block holds, as halves.
+// A row in registers becomes halves.
 template <class Row>
-__device__ __forceinline__ float put_held(Row& x, int features, uint16_t* row) {
+__device__ __forceinline__ float put_held(Row& x, int features, uint16_t* halves) {
   __shared__ float row_scale;
   float most = 0.0f;
   x.each(features, [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
   const float scale = panel_scale<kThreads>(most, &row_scale);
-  x.each(features, [&](int first, const float4& quad) { put_halves(row + first, quad, scale); });
+  x.each(features, [&](int first, const float4& quad) { put_halves(halves + first, quad, scale); });
   __syncthreads();  // the row and its scale, written above, are read below
   return row_scale;
 }
 
-using Row = HeldRow<kMostHeldFeatures / (4 * kThreads), kThreads>;
+using Held = HeldRow<kMostHeldFeatures / (4 * kThreads), kThreads>;
 static_assert(kHeldHead == 4 * kWarp);
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) plain(RowLinearParams p) {
-  linear_row<CODEC>(p, [&](uint16_t* row) {
+// The row as it is: what fits into registers at once, the rest behind it.
+struct PlainRow {
+  const RowLinearParams& p;
+  HeldRow<12, kThreads> x;
+  static constexpr int kHeld = 12 * 4 * kThreads;
+
+  __device__ __forceinline__ void load() { x.load(p.x, p.linear.in_features); }
+  __device__ __forceinline__ float make(uint16_t* halves) {
     __shared__ float row_scale;
     const int thread = static_cast<int>(threadIdx.x), features = p.linear.in_features;
-    const auto load = [&](int i) { return quad_at(p.x, i); };
+    const auto load_quad = [&](int i) { return quad_at(p.x, i); };
     float most = 0.0f;
-    if (p.largest != nullptr)
+    if (p.largest != nullptr) {
       for (int i = thread; i < p.parts; i += kThreads) most = fmaxf(most, p.largest[i]);
-    else
-      in_batches<4>(4 * thread, 4 * kThreads, features, load,
+    } else {
+      x.each(features, [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
+      in_batches<4>(kHeld + 4 * thread, 4 * kThreads, features, load_quad,
                     [&](int, const float4& quad) { most = fmaxf(most, largest_of(quad)); });
+    }
     const float scale = panel_scale<kThreads>(most, &row_scale);
-    in_batches<4>(4 * thread, 4 * kThreads, features, load,
-                  [&](int first, const float4& quad) { put_halves(row + first, quad, scale); });
+    x.each(features, [&](int first, const float4& quad) { put_halves(halves + first, quad, scale); });
+    in_batches<4>(kHeld + 4 * thread, 4 * kThreads, features, load_quad,
+                  [&](int first, const float4& quad) { put_halves(halves + first, quad, scale); });
     __syncthreads();  // the row and its scale, written above, are read below
     return row_scale;
-  });
-}
+  }
+};
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm(NormLinearParams p) {
-  linear_row<CODEC>(p, [&](uint16_t* row) {
+struct NormedRow {
+  const NormLinearParams& p;
+  Held x, weight;
+
+  __device__ __forceinline__ void load() {
+    x.load(p.norm.x, p.norm.features);
+    weight.load(p.norm.weight, p.norm.features);
+    if (p.norm.added != nullptr)
+      x.each(p.norm.features, [&](int first, float4& quad) { quad = quad + quad_at(p.norm.added, first); });
+  }
+  __device__ __forceinline__ float make(uint16_t* halves) {
     __shared__ float sums[kThreads / kWarp];
     __shared__ bool is_last;
     const RmsNormParams& norm = p.norm;
     const int features = norm.features;
-    Row x, weight;
-    x.load(norm.x, features);
-    weight.load(norm.weight, features);
     const bool adds = norm.added != nullptr;
-    if (adds) x.each(features, [&](int first, float4& quad) { quad = quad + quad_at(norm.added, first); });
     norm_held(x, weight, features, norm.eps, sums);  // behind its barrier all threads have read x
     if (adds && threadIdx.x == 0) {
       __threadfence();  // read before the count
@@ -158,24 +186,38 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm(NormL
       if (is_last) *p.arrived = 0;
     }
     if (blockIdx.x == 0) x.store(norm.y, features);
-    const float row_scale = put_held(x, features, row);  // its barriers: is_last is written
+    const float row_scale = put_held(x, features, halves);  // its barriers: is_last is written
     if (adds && is_last)
       for (int i = 4 * static_cast<int>(threadIdx.x); i < features; i += 4 * kThreads)
         *reinterpret_cast<float4*>(const_cast<float*>(norm.x) + i) = quad_at(norm.x, i) + quad_at(norm.added, i);
     return row_scale;
-  });
-}
+  }
+};
 
-extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm_gate(NormGateLinearParams p) {
-  linear_row<CODEC>(p, [&](uint16_t* row) {
-    const int features = p.gate.heads * p.gate.head_dim;
-    Row x, open;
-    x.load(p.gate.x, features);
-    open.load(p.gate.gate, features);
+struct GatedHeadsRow {
+  const NormGateLinearParams& p;
+  Held x, open;
+
+  __device__ __forceinline__ int features() const { return p.gate.heads * p.gate.head_dim; }
+  __device__ __forceinline__ void load() {
+    x.load(p.gate.x, features());
+    open.load(p.gate.gate, features());
+  }
+  __device__ __forceinline__ float make(uint16_t* halves) {
     norm_gate_held(p.gate, x, open);
-    if (blockIdx.x == 0) x.store(p.gate.y, features);
-    return put_held(x, features, row);
-  });
+    if (blockIdx.x == 0) x.store(p.gate.y, features());
+    return put_held(x, features(), halves);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) plain(RowLinearParams p) {
+  linear_row<CODEC>(p, PlainRow{p});
+}
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm(NormLinearParams p) {
+  linear_row<CODEC>(p, NormedRow{p});
+}
+extern "C" __global__ void __launch_bounds__(kThreads, kBlocks) after_norm_gate(NormGateLinearParams p) {
+  linear_row<CODEC>(p, GatedHeadsRow{p});
 }
 
 }  // namespace v100::cuda

@@ -86,7 +86,8 @@ def weight_bytes(kernel: Kernel, mix: Mix, bytes_of_32: float) -> float:
 
     Counted so and not by the loads, because some of those are made in one round of several only.
     """
-    tiles = int(kernel.name.rpartition("rows")[2]) // 8
+    rows = re.search(r"rows(\d+)$", kernel.name)
+    tiles = int(rows[1]) // 8 if rows else 1  # kernels for one row have no number
     return mix.tensor / (8 * TENSOR_STEPS * tiles) * 32 * bytes_of_32
 
 

@@ -202,9 +202,7 @@ class CudaOps final : public Ops {
     const float* largest = nullptr;  // [parts], as RowLinearParams::largest
     int32_t parts = 0;
     size_t mark = 0;  // of the arena, behind all this
-    bool is(Tensor other) const {
-      return x.data == other.data && x.rows == other.rows && x.features == other.features;
-    }
+    bool is(Tensor other) const { return x.data == other.data && x.rows == other.rows && x.features == other.features; }
   };
   KnownInput& know(Tensor x);
   // Of one row.
@@ -291,8 +289,8 @@ class CudaOps final : public Ops {
     std::vector<int32_t> contents;
     CUdeviceptr address;
   };
-  std::list<KnownTables> known_tables_;                                 // since the inputs were forgotten
-  std::vector<int32_t> contents_;                                       // scratch
+  std::list<KnownTables> known_tables_;  // since the inputs were forgotten
+  std::vector<int32_t> contents_;        // scratch
   std::optional<KnownInput> known_input_;
   std::optional<RowLaunch> row_launch_;                                 // the last one of linear_row.cu
   Groups groups_;                                                       // the last ones

@@ -139,8 +139,7 @@ void CudaOps::run_row(Tensor x, const Codec& codec, std::span<const Job> jobs) {
     const RowWork& work = *known_input_->work;
     recorder_.take_back(work.before);
     if (const auto* norm = std::get_if<RmsNormParams>(&work.params))
-      launch_row(codec,
-                 NormLinearParams{*norm, reinterpret_cast<uint32_t*>(row_counters_.address()), linear, {}});
+      launch_row(codec, NormLinearParams{*norm, reinterpret_cast<uint32_t*>(row_counters_.address()), linear, {}});
     else
       launch_row(codec, NormGateLinearParams{std::get<NormGateParams>(work.params), linear, {}});
   }

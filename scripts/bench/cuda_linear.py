@@ -1,6 +1,7 @@
 """Times linear layers on the machine's card: up to 64 rows against its copy bandwidth, measured in the same run.
 
-    V100_KERNELS_DIR=DIR PYTHONPATH=tests:ggml_v100/cuda python scripts/bench/cuda_linear.py [--types Q8_0] [--rows 1 8]
+    V100_KERNELS_DIR=DIR PYTHONPATH=tests:ggml_v100/cuda python scripts/bench/cuda_linear.py \\
+        [--types Q8_0] [--rows 1 8] [--together 8]
 
 On cards newer than the V100 the tensor instruction is emulated and its time says nothing: compile with
 `compile_kernels.py --bench` there, which leaves it out, and read the figures as those of the loads alone.
@@ -15,6 +16,7 @@ import argparse
 import ctypes
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,6 @@ from support.cuda_device import Array, Card, Device
 from support.cuda_linear import (
     PROMPT_TILES,
     Job,
-    Panel,
     Weight,
     make_panel,
     row_blocks,
@@ -82,42 +83,46 @@ def copy_bandwidth(device: Device) -> float:
     return 2 * a.bytes / (device.milliseconds(lambda: copy(device, b.address, a.address, a.bytes)) * 1e-3)
 
 
-def time_linear(device: Device, weights: list[Weight], panel: Panel, y: Array, tile: str | None = None) -> float:
-    """Seconds of one launch: of a streaming kernel, or of the prompt kernel with this tile."""
+Launches = list[list[Job]]
+
+
+def time_launches(device: Device, launches: Launches, launch: Callable[[list[Job]], None]) -> float:
+    """Seconds for each matrix."""
 
     def work() -> None:
-        for weight in weights:
-            if tile is None:
-                run_linear(device, panel, [Job(weight, y)])
-            else:
-                run_linear_prompt(device, panel, [Job(weight, y)], tile)
+        for jobs in launches:
+            launch(jobs)
 
-    return device.milliseconds(device.graph(work), REPEATS) * 1e-3 / len(weights)
+    return device.milliseconds(device.graph(work), REPEATS) * 1e-3 / sum(map(len, launches))
 
 
-def streaming_line(device: Device, weights: list[Weight], x: Array, y: Array, bandwidth: float) -> str:
-    seconds = time_linear(device, weights, make_panel(device, x), y)
-    rate = weights[0].packed.bytes / seconds
+def rate_line(launches: Launches, seconds: float, bandwidth: float) -> str:
+    rate = launches[0][0].weight.packed.bytes / seconds
     return f"{seconds * 1e6:7.1f} us {rate / 1e9:7.0f} GB/s {rate / bandwidth:7.1%} of copy"
 
 
-def row_line(device: Device, weights: list[Weight], x: Array, y: Array, bandwidth: float) -> str:
+def streaming_line(device: Device, launches: Launches, x: Array, bandwidth: float) -> str:
+    panel = make_panel(device, x)
+    seconds = time_launches(device, launches, lambda jobs: run_linear(device, panel, jobs))
+    return rate_line(launches, seconds, bandwidth)
+
+
+def row_line(device: Device, launches: Launches, x: Array, bandwidth: float) -> str:
     """One row from f32, by linear_row.cu."""
-    blocks = row_blocks(weights[0].tiles, device.multiprocessors)
     fields = {"x": x, "largest": 0, "parts": 0}
 
-    def work() -> None:
-        for weight in weights:
-            run_linear_row(device, "plain", [Job(weight, y)], blocks, fields, "RowLinearParams")
+    def launch(jobs: list[Job]) -> None:
+        blocks = row_blocks(sum(job.weight.tiles for job in jobs), device.multiprocessors)
+        run_linear_row(device, "plain", jobs, blocks, fields, "RowLinearParams")
 
-    seconds = device.milliseconds(device.graph(work), REPEATS) * 1e-3 / len(weights)
-    rate = weights[0].packed.bytes / seconds
-    return f"{seconds * 1e6:7.1f} us {rate / 1e9:7.0f} GB/s {rate / bandwidth:7.1%} of copy (row)"
+    return rate_line(launches, time_launches(device, launches, launch), bandwidth) + " (row)"
 
 
-def prompt_line(device: Device, weights: list[Weight], x: Array, y: Array, tile: str) -> str:
-    seconds = time_linear(device, weights, make_panel(device, x, prompt=True), y, tile)
-    rate = 2 * x.shape[0] * weights[0].out_features * weights[0].in_features / seconds
+def prompt_line(device: Device, launches: Launches, x: Array, tile: str) -> str:
+    panel = make_panel(device, x, prompt=True)
+    seconds = time_launches(device, launches, lambda jobs: run_linear_prompt(device, panel, jobs, tile))
+    weight = launches[0][0].weight
+    rate = 2 * x.shape[0] * weight.out_features * weight.in_features / seconds
     as_v100 = rate * V100_CLOCKS / (device.multiprocessors * device.attribute(CLOCK_RATE) * 1e3)
     return f"{seconds * 1e6:7.1f} us {rate / 1e12:7.1f} TFLOP/s {as_v100 / 1e12:5.1f} as a V100 ({tile})"
 
@@ -126,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--types", nargs="+", default=["Q8_0", "Q4_0", "Q4_K", "Q6_K"], choices=TYPES + RARE_TYPES)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 32, 64])
+    parser.add_argument("--together", type=int, default=1, help="matrices of a launch, at most 8")
     arguments = parser.parse_args()
     device = open_device()
     bandwidth = copy_bandwidth(device)
@@ -139,14 +145,16 @@ def main() -> None:
             for rows in arguments.rows:
                 x = source.standard_normal((rows, in_features)).astype(np.float32)
                 y = device.empty((rows, out_features))
+                n = arguments.together
+                launches = [[Job(weight, y) for weight in weights[i : i + n]] for i in range(0, len(weights), n)]
                 head = f"{type_name:7} {f'{out_features}x{in_features}':13} {rows:5}"
                 if rows == 1:
-                    print(head, row_line(device, weights, device.put(x), y, bandwidth), flush=True)
+                    print(head, row_line(device, launches, device.put(x), bandwidth), flush=True)
                 if rows <= MOST_STREAMED_ROWS:
-                    print(head, streaming_line(device, weights, device.put(x), y, bandwidth), flush=True)
+                    print(head, streaming_line(device, launches, device.put(x), bandwidth), flush=True)
                     continue
                 for tile in PROMPT_TILES:
-                    print(head, prompt_line(device, weights, device.put(x), y, tile), flush=True)
+                    print(head, prompt_line(device, launches, device.put(x), tile), flush=True)
 
 
 if __name__ == "__main__":

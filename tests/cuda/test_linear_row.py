@@ -1,4 +1,4 @@
-"""The kernels for one row have the bits of the row-wise kernel, the panel and the streaming kernel one after the other."""
+"""The kernels for one row have the bits of row-wise kernel, panel and streaming kernel one after the other."""
 
 from __future__ import annotations
 

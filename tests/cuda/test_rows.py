@@ -110,8 +110,8 @@ def test_heads_are_normed_and_gated(device: Device, function: int) -> None:
     weight = source.standard_normal(128).astype(np.float32)
     values = device.put(x)
     device.kernel("rows", "norm_gate")(
-        -(-9 * 12 // 8), THREADS, "NormGateParams", x=values, gate=device.put(gate), weight=device.put(weight), y=values,
-        rows=9, heads=12, head_dim=128, function=function, eps=EPS,
+        -(-9 * 12 // 8), THREADS, "NormGateParams", x=values, gate=device.put(gate), weight=device.put(weight),
+        y=values, rows=9, heads=12, head_dim=128, function=function, eps=EPS,
     )  # fmt: skip
     sigmoid = 1 / (1 + np.exp(-gate.astype(np.float64)))
     close(values.get(), normed(x, weight) * (gate * sigmoid if function == 0 else sigmoid))

@@ -22,7 +22,8 @@ from support.tiny_hybrid import write_tiny_hybrid
 
 UNITS = (
     "rows", "rows_panel", "row_moves", "all_reduce", "panel", "repack", "kv_append", "delta_net", "delta_net_chunked",
-    "causal_conv", "linear_f32", "linear_f16", "linear_row_f16", "linear_prompt_f16", "attention_decode_64", "attention_prompt_64",
+    "causal_conv", "linear_f32", "linear_f16", "linear_row_f16", "linear_prompt_f16",
+    "attention_decode_64", "attention_prompt_64",
 )  # fmt: skip
 SHAPE: dict[str, Any] = {
     "n_layer": 4, "attention_interval": 2, "n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2, "n_ff": 128,

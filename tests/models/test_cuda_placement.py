@@ -27,7 +27,8 @@ from support.tiny_models import write_tiny_model
 
 UNITS = (
     "rows", "rows_panel", "all_reduce", "row_moves", "panel", "repack", "kv_append", "delta_net", "delta_net_chunked",
-    "causal_conv", "routing", "attention_decode_64", "attention_prompt_64", "linear_f32", "linear_f16", "linear_row_f16",
+    "causal_conv", "routing", "attention_decode_64", "attention_prompt_64", "linear_f32", "linear_f16",
+    "linear_row_f16",
     "linear_prompt_f16",
 )  # fmt: skip
 WIDTHS: dict[str, Any] = {"n_embd": 128, "head_dim": 64, "n_head": 4, "n_head_kv": 2, "weight_type": "f16"}

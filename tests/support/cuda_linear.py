@@ -125,6 +125,6 @@ def linear_fields(panel: Panel | None, jobs: Sequence[Job], activation: int | No
     if panel is not None:
         input_fields = {"panel": panel.values, "row_scale": panel.row_scale, "rows": panel.rows}
     return {
-        **input_fields, "in_features": jobs[0].weight.in_features, "jobs": len(jobs), "tiles": launch_tiles(jobs, gated),
-        "activation": activation or 0, "job": structs,
+        **input_fields, "in_features": jobs[0].weight.in_features, "jobs": len(jobs),
+        "tiles": launch_tiles(jobs, gated), "activation": activation or 0, "job": structs,
     }  # fmt: skip

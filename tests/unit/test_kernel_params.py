@@ -1,4 +1,4 @@
-"""Parameters of kernels: lists of launches are compared byte by byte, so no byte of them may be left to the compiler."""
+"""Lists of launches are compared byte by byte, so no byte of a kernel's parameters may be left to the compiler."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ constexpr int kStage = kGoodStage < kMostStage ? kGoodStage : kMostStage;
 __device__ __forceinline__ void prefetch_taps(const RowConv& conv, int channels, int channel) {
   const int from = max(*conv.state_from, 0);
   for (int t = 0; t < conv.taps; ++t) {
-    if (t + 1 < conv.taps) prefetch(conv.history + from * conv.slot_values + static_cast<int64_t>(t) * channels + channel);
+    if (t + 1 < conv.taps)
+      prefetch(conv.history + from * conv.slot_values + static_cast<int64_t>(t) * channels + channel);
     prefetch(conv.weight + static_cast<int64_t>(t) * channels + channel);
   }
 }
@@ -102,7 +103,7 @@ __device__ __forceinline__ void linear_row(const Params& params, Row row) {
     tile += static_cast<int>(gridDim.x);
     const bool has_more = tile < p.tiles;
     if (has_more) begin();
-    float(&sum_of)[kParts][kTileColumns] = partial[turn % 2];
+    float (&sum_of)[kParts][kTileColumns] = partial[turn % 2];
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       if (row_of_c(lane, i) == 0) sum_of[part][column_of_c(lane, i)] = sums[0][0][i];

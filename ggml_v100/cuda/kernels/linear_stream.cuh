@@ -113,8 +113,7 @@ class TileStream {
         if (Codec::kUnits > 1 || i == 0 || i < left)
           round.unit[c][i] = Codec::load_unit(at_[c] + i * Codec::kUnitBytes, lane_id());
       // The unit after it, or the next block's head: no register is taken, and it has a round more to come.
-      if (has_more)
-        prefetch(at_[c] + (lane_id() * (Codec::kUnitBytes / 32 - Codec::kLaneBytes) + Codec::kUnitBytes));
+      if (has_more) prefetch(at_[c] + (lane_id() * (Codec::kUnitBytes / 32 - Codec::kLaneBytes) + Codec::kUnitBytes));
     }
   }
   // Of the iteration that begins with `left` units.

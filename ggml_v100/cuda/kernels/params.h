@@ -337,8 +337,8 @@ struct LinearParams {
   const float* row_scale;  // [rows]
   int32_t rows;            // at most 8 times the tiles of the kernel; any number for linear_prompt.cu
   int32_t in_features;
-  int32_t jobs, tiles;      // tiles: of all jobs together
-  int32_t activation;       // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
+  int32_t jobs, tiles;  // tiles: of all jobs together
+  int32_t activation;   // of the gated kernels: job 0 is the gate, job 1 up, job 0 has y
   int32_t unused = 0;
   const ExpertItem* items;  // [gridDim.y], or nullptr. With items panel and row_scale are those of ExpertPanelParams
   const int32_t* order;     // [slots], of the items

@@ -122,9 +122,9 @@ __device__ __forceinline__ void norm_gate_held(const NormGateParams& p, Row& x, 
   const float4 weight = quad_at(p.weight, 4 * lane_id());
   x.each_with(open, p.heads * p.head_dim, [&](int, float4& quad, const float4& o) {  // the same for all lanes of a warp
     const float scale = norm_scale(warp_sum(add_squares(0.0f, quad)), p.head_dim, p.eps);
-    quad = quad * scale * weight *
-           float4{opening(p.function, o.x), opening(p.function, o.y), opening(p.function, o.z),
-                  opening(p.function, o.w)};
+    quad =
+        quad * scale * weight *
+        float4{opening(p.function, o.x), opening(p.function, o.y), opening(p.function, o.z), opening(p.function, o.w)};
   });
 }
 __device__ __forceinline__ float4 activated(int32_t activation, const float4& gate, const float4& up) {

@@ -74,7 +74,9 @@ extern "C" __global__ void __launch_bounds__(kThreads) gated_panel(GatedPanelPar
   if (!PanelRow::fits(features)) {
     in_batches<4>(
         4 * static_cast<int>(threadIdx.x), 4 * kThreads, features,
-        [&](int i) { return activated(gated.activation, quad_at(gated.gate + start, i), quad_at(gated.up + start, i)); },
+        [&](int i) {
+          return activated(gated.activation, quad_at(gated.gate + start, i), quad_at(gated.up + start, i));
+        },
         [&](int i, const float4& quad) { *reinterpret_cast<float4*>(gated.y + start + i) = quad; });
     return leave_panel<kThreads>(p.out, row, gated.y, features);
   }

@@ -6,9 +6,9 @@
 //           for launches and latencies, and reading 20 KB from L2 costs less than either. Shared memory, because a lane of
 //           linear.cu that waits for activations waits for weights that were asked for before them, too.
 // Bound     DRAM, as linear.cu. For many tiles per block a panel that all of them find in L1 would do as well.
-// Budget    plain              256 threads, <= 128 registers, 2144 B shared
-// Budget    after_norm         256 threads, <= 128 registers, 2144 B shared
-// Budget    after_norm_gate    256 threads, <= 128 registers, 2144 B shared
+// Budget    plain              256 threads, <= 128 registers, 2144 B shared, <= 32 B stack
+// Budget    after_norm         256 threads, <= 128 registers, 2144 B shared, <= 32 B stack
+// Budget    after_norm_gate    256 threads, <= 128 registers, 2144 B shared, <= 32 B stack
 // Numerics  rows.cuh, panel.cuh, then linear.cu: the bits of those kernels one after the other.
 #include "linear.cuh"
 #include "linear_stream.cuh"
@@ -25,7 +25,6 @@ struct SharedRow {
   const uint16_t* x;
   __device__ __forceinline__ uint4 octet(int i, int) const { return *reinterpret_cast<const uint4*>(x + 8 * i); }
   __device__ __forceinline__ void advance(int octets) { x += 8 * octets; }
-  __device__ __forceinline__ void advance_far(int octets) { x += 8 * octets; }
 };
 
 // Units of a round: about 2 KB of each warp are on their way while as much is computed.
@@ -77,13 +76,15 @@ __device__ __forceinline__ void linear_row(const Params& params, Row row) {
   auto* halves = reinterpret_cast<uint16_t*>(row_memory);
   const int part = warp_id(), lane = lane_id();
   const int blocks = p.in_features / Codec::kValues;
+  int first_unit, end_unit;
+  part_of<Codec>(blocks, part, first_unit, end_unit);
   TileStream<Codec, 1, 1, kStage, true> stream;
   int tile = static_cast<int>(blockIdx.x), job = 0;
   const auto begin = [&] {
     job = job_of(p, tile);
     const uint8_t* const records[1] = {p.job[job].weight + static_cast<int64_t>(tile - p.job[job].first_tile) * blocks *
                                                                (32 * Codec::kBytes)};
-    stream.begin(records, blocks, part);
+    if (first_unit < end_unit) stream.begin(records, first_unit, end_unit);
   };
   row.load();
   begin();
@@ -98,8 +99,8 @@ __device__ __forceinline__ void linear_row(const Params& params, Row row) {
     const bool is_output = is_mine && feature < done.out_features;
     const float before = is_output && done.adds ? done.y[feature] : 0.0f;
     if (is_output && conv.weight != nullptr && conv.job == done_job) prefetch_taps(conv, done.out_features, feature);
-    float sums[1][1][8];
-    stream.run(SharedRow{halves}, sums);
+    float sums[1][1][8] = {};
+    if (first_unit < end_unit) stream.run(SharedRow{halves + first_unit * kUnitValues}, sums);
     tile += static_cast<int>(gridDim.x);
     const bool has_more = tile < p.tiles;
     if (has_more) begin();

@@ -39,13 +39,9 @@ struct PanelRows {
 template <class Codec, int kTiles, int kColumns, int kStage, bool kEarly>
 class TileStream {
  public:
-  // Asks for what comes first of part `part` of K of the tiles whose records begin there. K has `blocks` blocks.
-  __device__ __forceinline__ void begin(const uint8_t* const (&records)[kColumns], int blocks, int part) {
-    int begin, end;
-    part_of<Codec>(blocks, part, begin, end);
-    first_ = begin;
+  // Asks for what comes first of the units [begin, end) of K of the tiles whose records begin there. There is one at least.
+  __device__ __forceinline__ void begin(const uint8_t* const (&records)[kColumns], int begin, int end) {
     rest_ = end - begin - kLoop;
-    if (begin == end) return;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c)
       at_[c] = records[c] + static_cast<int64_t>(begin / Codec::kUnits) * (32 * Codec::kBytes) + Codec::kHeadBytes +
@@ -55,17 +51,9 @@ class TileStream {
     if constexpr (kTakeTurns && kEarly) load_odd(rest_ + kLoop);
   }
 
-  // Sums over the part, of activations that begin at k = 0.
+  // Adds the products of these units with their activations, x at the first one.
   template <class Rows>
   __device__ __forceinline__ void run(Rows x, float (&sums)[kColumns][kTiles][8]) {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sums[c][t][i] = 0.0f;
-    if (rest_ == -kLoop) return;
-    x.advance_far(first_ * (kUnitValues / 8));
     if constexpr (kTakeTurns) {
 #pragma unroll 1
       for (;;) {
@@ -177,16 +165,27 @@ class TileStream {
   const uint8_t* at_[kColumns];  // what was loaded last
   typename Codec::Header header_[kColumns];
   Round even_, odd_;
-  int first_, rest_;  // the part's first unit; units behind this iteration's
+  int rest_;  // units behind this iteration's
 };
 
-// All of it: the sums of a warp's tiles over its part of K.
+// All of it: the sums of a warp's tiles over its part of K, which has `blocks` blocks.
 template <class Codec, int kTiles, int kColumns, int kStage>
 __device__ __forceinline__ void stream_tiles(const uint16_t* panel, const uint8_t* const (&records)[kColumns], int rows,
                                              int blocks, int part, float (&sums)[kColumns][kTiles][8]) {
+  int begin, end;
+  part_of<Codec>(blocks, part, begin, end);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c)
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sums[c][t][i] = 0.0f;
+  if (begin == end) return;
+  PanelRows<kTiles> x(panel, rows);
+  x.advance_far(begin * (kUnitValues / 8));
   TileStream<Codec, kTiles, kColumns, kStage, (Codec::kUnits > 1 && kTiles == 1)> stream;
-  stream.begin(records, blocks, part);
-  stream.run(PanelRows<kTiles>(panel, rows), sums);
+  stream.begin(records, begin, end);
+  stream.run(x, sums);
 }
 
 }  // namespace v100::cuda

@@ -24,6 +24,14 @@ void steer(Ops& ops, int32_t layer, const ForwardState& state, Tensor x) {
   if (direction) ops.add_vector(x, direction);
 }
 
+// Whether the outputs are the rows as they are, so that nothing has to be gathered.
+bool are_all_rows(std::span<const int32_t> outputs, const Rows& rows) {
+  if (outputs.size() != rows.tokens.size()) return false;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (outputs[i] != static_cast<int32_t>(i)) return false;
+  return true;
+}
+
 }  // namespace
 
 Decoder::Decoder(Hyperparameters hyperparameters, const WeightLoader& weights)
@@ -75,10 +83,11 @@ Tensor Decoder::forward(Ops& ops, const Rows& rows, const ForwardState& state, s
     return ops.gather_rows(hidden, outputs);
   }
   if (outputs.empty()) return {};
-  x = ops.gather_rows(x, outputs);  // [outputs, hidden]
+  const auto of_outputs = [&](Tensor all) { return are_all_rows(outputs, rows) ? all : ops.gather_rows(all, outputs); };
+  x = of_outputs(x);  // [outputs, hidden]
   ops.narrow(outputs);
   if (stages_.has(last)) {
-    feed_forward(ops, last, x, ops.gather_rows(a, outputs));
+    feed_forward(ops, last, x, of_outputs(a));
     steer(ops, last, state, x);
     ops.tap("block_out", last, x);
   }

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string_view>
 
 #include "launch.h"
@@ -55,6 +56,18 @@ constexpr unsigned kMostShared = 96 << 10;
 long setting(const char* name, long otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::atol(text);
+}
+
+// A line for each launch that is done, in EMULATED_CUDA_LAUNCHES, if that names a file.
+void note_launch(const char* kernel) {
+  const char* path = std::getenv("EMULATED_CUDA_LAUNCHES");
+  if (path == nullptr) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (std::FILE* file = std::fopen(path, "a"); file != nullptr) {
+    std::fprintf(file, "%s\n", kernel);
+    std::fclose(file);
+  }
 }
 
 }  // namespace
@@ -538,6 +551,7 @@ Result cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsi
   const Unit* unit = function->module->unit;
   const Result result = submit(context, stream, [=] {
     if (context->fault != kSuccess) return kSuccess;  // reported by whoever waits
+    note_launch(kernel->name);
     const std::string text = run({kernel, unit, kept->data(), grid, block, shared_bytes});
     if (!text.empty()) report_fault(context, "emulated device: " + text);
     return kSuccess;

@@ -292,7 +292,7 @@ class CudaOps final : public Ops {
   std::list<KnownTables> known_tables_;  // since the inputs were forgotten
   std::vector<int32_t> contents_;        // scratch
   std::optional<KnownInput> known_input_;
-  std::optional<RowLaunch> row_launch_;                                 // the last one of linear_row.cu
+  std::optional<RowLaunch> row_launch_;                                 // the last one
   Groups groups_;                                                       // the last ones
   std::unordered_map<const LinearWeight*, ExpertTable> expert_tables_;  // by the first expert that is here
   std::exception_ptr failure_;                                          // of work that the end of a Scope started

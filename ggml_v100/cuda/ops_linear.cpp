@@ -284,8 +284,8 @@ Tensor CudaOps::gated_linear(Tensor x, const Linear& gate, const Linear& up, Act
   const Tensor other = create(x.rows, y.features);
   run_linear(x, std::array{Job{&gate, y}, Job{&up, other}});
   activate(y, other, activation);
-  const bool left_panel = known_input_ && known_input_->mark > mark;  // behind `other`
-  if (!left_panel) arena_.release(mark);
+  const bool is_known = known_input_ && known_input_->mark > mark;  // what is known of y lies behind `other`
+  if (!is_known) arena_.release(mark);
   return y;
 }
 

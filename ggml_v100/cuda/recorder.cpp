@@ -43,9 +43,10 @@ void Recorder::fill(CUdeviceptr to, unsigned char value, size_t bytes) {
 }
 
 void Recorder::take_back(const Mark& mark) {
-  if (mark.list != list_ || mark.steps > steps_) throw Error("a mark of another list was taken back");
+  if (mark.list != list_) throw Error("a mark of another list was taken back");
   program_.cut(mark.bytes);
   steps_ = mark.steps;
+  ++list_;
 }
 
 void Recorder::play(const std::string& program, const Stream& stream) {

@@ -31,7 +31,7 @@ class Recorder {
   void copy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
   void fill(CUdeviceptr to, unsigned char value, size_t bytes);
 
-  // A place in the list. Places of different lists differ.
+  // A place in the list. It is none any more when the list was started or something of it was taken back.
   struct Mark {
     uint64_t list;
     size_t bytes;
@@ -39,7 +39,7 @@ class Recorder {
     bool operator==(const Mark&) const = default;
   };
   Mark mark() const { return {list_, program_.bytes().size(), steps_}; }
-  // Takes back what was written behind a mark of this list.
+  // Takes back what was written behind a mark.
   void take_back(const Mark& mark);
 
   void drop() { program_ = {}, steps_ = 0, ++list_; }
@@ -70,7 +70,7 @@ class Recorder {
   Stream stream_;
   GraphKey program_;
   int32_t steps_ = 0;
-  uint64_t list_ = 0;
+  uint64_t list_ = 0;  // counts what ends marks
   GraphCache graphs_;
   std::deque<size_t> seen_;  // hashes of lists that were run as they are
 };

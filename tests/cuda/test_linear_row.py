@@ -111,8 +111,7 @@ def test_a_normed_row(device: Device, type_name: str, features: int, adds: bool)
 @pytest.mark.parametrize("function", [0, 1])
 @pytest.mark.parametrize(("type_name", "heads"), [("Q8_0", 5), ("Q4_K", 48), ("Q6_K", 64)])
 def test_a_gated_row_of_heads(device: Device, type_name: str, heads: int, function: int) -> None:
-    features = 128 * heads if type_name == "Q8_0" else 128 * (heads // 2 * 2)
-    heads = features // 128
+    features = 128 * heads
     weights = weights_of(device, type_name, features, (96, 33), 4)
     x, gate = device.put(row_of(features, 2)), device.put(row_of(features, 3))
     weight = device.put(np.random.default_rng(6).standard_normal(128).astype(np.float32))

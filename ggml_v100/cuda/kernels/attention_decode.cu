@@ -101,11 +101,7 @@ struct Combined {
     const int thread = static_cast<int>(threadIdx.x);
     float largest = no_score();
     for (int i = begin + thread; i < end; i += kAttentionThreads) largest = fmaxf(largest, weights[i].x);
-    largest = warp_max(largest);
-    if (lane_id() == 0) shared.reduced[warp_id()] = largest;
-    __syncthreads();  // the largest written above are read below
-#pragma unroll
-    for (int w = 0; w < kAttentionWarps; ++w) largest = fmaxf(largest, shared.reduced[w]);
+    largest = block_max<kAttentionWarps>(largest, shared.reduced);
 
     y = {0.0f, 0.0f, 0.0f, 0.0f}, weight = 0.0f;
     for (int first = begin; first < end; first += kAttentionThreads) {

@@ -68,6 +68,17 @@ __device__ __forceinline__ float block_sum(float value, float* shared) {
   return total;
 }
 
+// The largest over the block, as block_sum.
+template <int kWarps>
+__device__ __forceinline__ float block_max(float value, float* shared) {
+  value = warp_max(value);
+  if (lane_id() == 0) shared[warp_id()] = value;
+  __syncthreads();  // maxima written above are read below
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) value = fmaxf(value, shared[w]);
+  return value;
+}
+
 // 1 / x to an ulp: an exact division has branches, and costs a row of activations more than all else that is done with it.
 __device__ __forceinline__ float reciprocal(float x) {
 #ifdef V100_EMULATED

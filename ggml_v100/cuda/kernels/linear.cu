@@ -117,10 +117,8 @@ __device__ __forceinline__ void linear(const LinearParams& p) {
   }
 
 // Units of a round for 8 rows: about as many bytes in flight for every type. Wide ones leave registers for one block only.
-constexpr int kUnitBytes = CODEC::kBytes / CODEC::kUnits;
-constexpr int kMostStage = CODEC::kUnits == 1 ? 4 : CODEC::kUnits / 2;
-constexpr int kGoodStage = kUnitBytes >= 34 ? 1 : kUnitBytes <= (CODEC::kUnits == 1 ? 18 : 10) ? 4 : 2;
-constexpr int kStage8 = kGoodStage < kMostStage ? kGoodStage : kMostStage;
+constexpr int kUnitBytes = kBytesOfUnit<CODEC>;
+constexpr int kStage8 = stage_of<CODEC>(kUnitBytes >= 34 ? 1 : kUnitBytes <= (CODEC::kUnits == 1 ? 18 : 10) ? 4 : 2);
 constexpr int kBlocks32 = kUnitBytes >= 64 ? 1 : 2;
 
 V100_LINEAR(rows8, 8, kStage8, false, 3)

@@ -6,9 +6,7 @@
 //           for launches and latencies, and reading 20 KB from L2 costs less than either. Shared memory, because a lane of
 //           linear.cu that waits for activations waits for weights that were asked for before them, too.
 // Bound     DRAM, as linear.cu. For many tiles per block a panel that all of them find in L1 would do as well.
-// Budget    plain              256 threads, <= 128 registers, 2144 B shared, <= 32 B stack
-// Budget    after_norm         256 threads, <= 128 registers, 2144 B shared, <= 32 B stack
-// Budget    after_norm_gate    256 threads, <= 128 registers, 2144 B shared, <= 32 B stack
+// Budget    *                  256 threads, <= 128 registers, 2144 B shared, <= 32 B stack
 // Numerics  rows.cuh, panel.cuh, then linear.cu: the bits of those kernels one after the other.
 #include "linear.cuh"
 #include "linear_stream.cuh"
@@ -28,10 +26,8 @@ struct SharedRow {
 };
 
 // Units of a round: about 2 KB of each warp are on their way while as much is computed.
-constexpr int kUnitBytes = CODEC::kBytes / CODEC::kUnits;
-constexpr int kMostStage = CODEC::kUnits == 1 ? 4 : CODEC::kUnits / 2;
-constexpr int kGoodStage = kUnitBytes >= 64 ? 1 : kUnitBytes > 18 ? 2 : 4;
-constexpr int kStage = kGoodStage < kMostStage ? kGoodStage : kMostStage;
+constexpr int kUnitBytes = kBytesOfUnit<CODEC>;
+constexpr int kStage = stage_of<CODEC>(kUnitBytes >= 64 ? 1 : kUnitBytes > 18 ? 2 : 4);
 
 // What convolve will read of a channel, into L2.
 __device__ __forceinline__ void prefetch_taps(const RowConv& conv, int channels, int channel) {

@@ -15,6 +15,16 @@ __device__ __forceinline__ void part_of(int blocks, int part, int& begin, int& e
   end = blocks * (part + 1) / kParts * Codec::kUnits;
 }
 
+// Of 32 weights.
+template <class Codec>
+constexpr int kBytesOfUnit = Codec::kBytes / Codec::kUnits;
+// Units of a round, where two rounds take turns: as many as wanted, if a block has them.
+template <class Codec>
+constexpr int stage_of(int wanted) {
+  constexpr int kMost = Codec::kUnits == 1 ? 4 : Codec::kUnits / 2;
+  return wanted < kMost ? wanted : kMost;
+}
+
 // Where a lane gets activations from: octet(i, t) are the 8 values of octet i of k of its row (row_of_a) in tile t of rows.
 template <int kTiles>
 struct PanelRows {

@@ -15,11 +15,7 @@ using PanelRow = HeldRow<10, kRowThreads>;  // up to 20480 features
 template <int kThreads>
 __device__ __forceinline__ float panel_scale(float most, float* row_scale) {
   __shared__ float largest[kThreads / kWarp];
-  most = warp_max(most);
-  if (lane_id() == 0) largest[warp_id()] = most;
-  __syncthreads();  // maxima written above are read below
-#pragma unroll
-  for (int w = 0; w < kThreads / kWarp; ++w) most = fmaxf(most, largest[w]);
+  most = block_max<kThreads / kWarp>(most, largest);
 
   // most = m * 2^exponent with m in 1..2; subnormal maxima count as 2^-127. The scale stays within f32's normal range.
   const int exponent = static_cast<int>(__float_as_uint(most) >> 23 & 255u) - 127;

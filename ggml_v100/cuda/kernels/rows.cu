@@ -67,12 +67,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) gated_largest(GatedLarges
     *reinterpret_cast<float4*>(gated.y + i) = quad;
     most = fmaxf(most, largest_of(quad));
   }
-  most = warp_max(most);
-  if (lane_id() == 0) largest[warp_id()] = most;
-  __syncthreads();  // maxima written above are read below
-  if (threadIdx.x > 0) return;
-  for (int w = 0; w < kThreads / kWarp; ++w) most = fmaxf(most, largest[w]);
-  p.largest[blockIdx.x] = most;
+  most = block_max<kThreads / kWarp>(most, largest);
+  if (threadIdx.x == 0) p.largest[blockIdx.x] = most;
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads) apply_gate(ApplyGateParams p) {
